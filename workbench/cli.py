@@ -6,9 +6,8 @@ Help imports no torch. Everything of the command line is here: what is parsed, w
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
@@ -19,9 +18,9 @@ from workbench.errors import WorkbenchError
 from workbench.notebook.lessons import commands
 from workbench.pipeline.progress import loading_torch, telling
 from workbench.recipe import listings
-from workbench.recipe.arguments import count, seconds
+from workbench.recipe.arguments import add_pairs, count, seconds
 from workbench.recipe.edits import parse_value
-from workbench.recipe.files import print_result, writable, write_whole
+from workbench.recipe.files import print_result, writable
 from workbench.recipe.plugins import COMMANDS, load_plugins
 from workbench.recipe.recipe import Recipe, load_recipe
 from workbench.recipe.wording import counted, json_text
@@ -131,9 +130,8 @@ def parser() -> argparse.ArgumentParser:
                                   "its graphs: which, in what order, what each changed, and where torch defines it. "
                                   "Nothing is compiled or run.")
     _add_recipe(explain, "change the recipe, such as model.n_layers=1; may be repeated")
-    explain.add_argument("--config", action=_Pairs, nargs="+", default=[], metavar="OPTION=VALUE",
-                         type=_pair("OPTION=VALUE, such as joint_graph_constant_folding=false"),
-                         help="an option of Inductor, such as joint_graph_constant_folding=false; may be repeated")
+    add_pairs(explain, "--config", "an option of Inductor, such as joint_graph_constant_folding=false; may be repeated",
+              "OPTION=VALUE, such as joint_graph_constant_folding=false")
     explain.add_argument("--changed", action="store_true", help="only the passes that changed something")
     explain.add_argument("--json", type=Path, metavar="FILE", help="also write the result as JSON; - prints it alone")
 
@@ -145,16 +143,6 @@ def parser() -> argparse.ArgumentParser:
     schedule.add_argument("--ranks", default="roles", metavar="roles|all|0,3",
                           help="roles: one rank for each set of local shapes, and the last rank (default); all: every "
                           "rank, 256 at most, for your own model or pass that asks for its rank; or a list of ranks")
-
-    calibrate = commands.add_parser("calibrate", help="measure this machine, for simulated timelines of it",
-                                    description="Measure matmuls, attention, memory bandwidth, collectives, what they "
-                                    "cost each other, and launches, and write them to a file. A recipe's or a view's "
-                                    "device may be such a file.")
-    calibrate.add_argument("out", type=Path, metavar="FILE.json", help="where to write the profile")
-    calibrate.add_argument("--ranks", type=count, default=1, metavar="N",
-                           help="ranks, one for each GPU; collectives are measured from 2 on (default 1)")
-    calibrate.add_argument("--timeout", type=seconds, default=600.0, metavar="S",
-                           help="seconds for all of it (default 600)")
 
     recipes = commands.add_parser("recipes", help="list the recipes, or show one")
     recipes.add_argument("name", nargs="?", metavar="NAME", help="show this recipe as TOML")
@@ -223,8 +211,7 @@ def _add_import(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_set(parser: argparse.ArgumentParser, text: str, form: str = "KEY=VALUE, such as mesh.tp=2") -> None:
-    parser.add_argument("--set", action=_Pairs, nargs="+", default=[], metavar="KEY=VALUE", type=_pair(form),
-                        help=text)
+    add_pairs(parser, "--set", text, form)
 
 
 class _Gone(argparse.Action):
@@ -233,31 +220,6 @@ class _Gone(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any,
                  option_string: str | None = None) -> None:
         raise WorkbenchError(f"{option_string} is gone: {self.const}")
-
-
-class _Pairs(argparse.Action):
-    """Collects pairs of KEY=VALUE options. Each key may be given once: of two values, one would be silently lost."""
-
-    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any,
-                 option_string: str | None = None) -> None:
-        pairs = list(getattr(namespace, self.dest))
-        for key, value in values if isinstance(values, list) else [values]:
-            if key in dict(pairs):
-                raise argparse.ArgumentError(self, f"{key} is given twice, as {dict(pairs)[key]!r} and {value!r}: "
-                                                   "keep one")
-            pairs.append((key, value))
-        setattr(namespace, self.dest, pairs)
-
-
-def _pair(form: str) -> Callable[[str], tuple[str, str]]:
-    """A parser of KEY=VALUE arguments; `form` shows in its errors how to write them."""
-    def read(text: str) -> tuple[str, str]:
-        key, equals, value = text.partition("=")
-        if not (key and equals):
-            raise argparse.ArgumentTypeError(f"{text}: write {form}; put an argument without = before this option")
-        return key, value
-
-    return read
 
 
 def _import(files: Sequence[Path]) -> None:
@@ -396,24 +358,8 @@ def _tour(args: argparse.Namespace) -> int:
     return PASSED
 
 
-def _calibrate(args: argparse.Namespace) -> int:
-    writable(args.out, "--out")
-    with loading_torch():
-        from workbench.tools.timing.calibrate import measure
-        from workbench.world.ranks import ranks
-
-    with telling() as tell:
-        tell(f"start {counted(args.ranks, 'rank')}")
-        with ranks(args.ranks, timeout=args.timeout, echo="none") as pool:
-            tell("measure")
-            found = pool.run(measure, shlex.join(["workbench", *args.line]))[0]
-    write_whole(args.out, found.to_json())
-    print(f"{args.out}: {found.summary()}")
-    return 0
-
-
 _COMMANDS = {"run": _run, "bisect": _bisect, "compile": _compile,
              "explain": _explain, "schedule": _schedule,
-             "calibrate": _calibrate, "recipes": listings.recipes, "passes": listings.passes,
+             "recipes": listings.recipes, "passes": listings.passes,
              "doctor": _doctor, "tour": _tour, "course": commands.course, "lessons": commands.lessons,
              "check": commands.check, "hint": commands.hint}

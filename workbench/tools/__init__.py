@@ -12,7 +12,6 @@
     look_inside      what Inductor makes of a function
     own_files        import the user's files
     schedule         whether all ranks launch the same collectives
-    timing           calibrate a machine
     variant          one variant in figures and verdicts
     what_if          change a recipe, run again what changes
 """

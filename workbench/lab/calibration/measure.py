@@ -1,13 +1,14 @@
-"""`calibrate`: measure this machine once, for simulated timelines of it on any other.
+"""Measure what kernels, collectives and launches take on the ranks of this world.
 
 Every figure is the mean over a window of repetitions, since a burst runs at a clock that a training step cannot hold.
 """
 
 from __future__ import annotations
 
+import argparse
 import itertools
+import shlex
 import statistics
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import product
@@ -17,12 +18,17 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils.benchmark import Timer
 
 from workbench.errors import WorkbenchError
 from workbench.pipeline.machine import machine, versions
+from workbench.pipeline.progress import telling
+from workbench.recipe.files import writable, write_whole
+from workbench.recipe.wording import counted
 from workbench.torch_api.devices.profile import Attention, MachineProfile, Matmul, Move, Sent
 from workbench.torch_api.devices.specs import DEVICES
 from workbench.world.mesh import World, current_world
+from workbench.world.ranks import ranks
 
 WINDOW = {"cuda": 0.05, "cpu": 0.02}
 SIDES = {"cuda": (512, 2048, 8192, 32768), "cpu": (64, 256, 1024)}
@@ -43,23 +49,9 @@ KINDS: dict[str, Callable[..., Any]] = {
 
 def window_ms(call: Callable[[], Any], device: torch.device, repeats: int = 0) -> float:
     """The mean milliseconds of a call, over a window of time or of `repeats` calls, after warm-up."""
-    def synchronise() -> None:
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-
-    call()
-    synchronise()
-    if not repeats:
-        started = time.perf_counter()
-        call()
-        synchronise()
-        one = max(time.perf_counter() - started, 1e-6)
-        repeats = max(3, int(WINDOW[device.type] / one))
-    started = time.perf_counter()
-    for _ in range(repeats):
-        call()
-    synchronise()
-    return (time.perf_counter() - started) / repeats * 1e3
+    timer = Timer("call()", globals={"call": call}, num_threads=torch.get_num_threads())
+    measured = timer.timeit(repeats) if repeats else timer.blocked_autorange(min_run_time=WINDOW[device.type])
+    return measured.mean * 1e3
 
 
 def kernel_ms(call: Callable[[], Any], device: torch.device, repeats: int = 0, replayed: int = REPLAYED) -> float:
@@ -265,9 +257,9 @@ def measure(command: str) -> MachineProfile | None:
                              "workbench/torch_api/devices/specs.py")
     sent = tuple(collectives(world)) if world.size > 1 else ()
     slower = overlapped(world) if cuda and world.size > 1 else (None, None, None)
-    made = None
+    profile = None
     if world.rank == 0:
-        made = MachineProfile(
+        profile = MachineProfile(
             device=name, command=command, machine=machine(), versions=versions(), matmuls=tuple(matmuls(device)),
             attentions=tuple(attentions(device)), moves=tuple(moves(device)), collectives=sent,
             compute_slowdown=slower[0], collective_slowdown=slower[1], product_delays=slower[2],
@@ -275,4 +267,20 @@ def measure(command: str) -> MachineProfile | None:
             host_gbps=host_gbps(device), replay_us=replay_us(device) if cuda else None)
     if world.size > 1:
         dist.barrier()
-    return made
+    return profile
+
+
+def command(args: argparse.Namespace) -> int:
+    """`workbench calibrate`."""
+    writable(args.out, "--out")
+    with telling() as tell:
+        tell(f"start {counted(args.ranks, 'rank')}")
+        with ranks(args.ranks, timeout=args.timeout, echo="none") as pool:
+            tell("measure")
+            profile = pool.run(measure, shlex.join(["workbench", *args.line]))[0]
+    write_whole(args.out, profile.to_json())
+    gpus, about = profile.machine["gpus"], profile.machine
+    where = f"{len(gpus)} {gpus[0]}" if gpus else f"{about['cores']} cores, {about['cpu']}"
+    print(f"{args.out}: {where}, torch {profile.versions['torch']}: {len(profile.matmuls)} matmuls, "
+          f"{len(profile.attentions)} attentions, {len(profile.moves)} moves, {len(profile.collectives)} collectives")
+    return 0

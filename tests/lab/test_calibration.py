@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -9,8 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from workbench import load_recipe
 from workbench.cli import main
 from workbench.graph.read.simulated_run import simulated
+from workbench.lab.calibration import measure
 from workbench.pipeline.stages import before_lowering
-from workbench.tools.timing import calibrate
 from workbench.torch_api.devices.profile import device_spec, load_profile
 
 CPU = torch.device("cpu")
@@ -39,85 +42,71 @@ def measured(monkeypatch):
         calls.append(operators.seen)
         return float(len(operators.seen))
 
-    monkeypatch.setattr(calibrate, "window_ms", counted)
+    monkeypatch.setattr(measure, "window_ms", counted)
     return calls
 
 
-def test_each_product_and_move_is_the_call_that_its_row_names(measured, monkeypatch):
-    monkeypatch.setitem(calibrate.SIDES, "cpu", (16, 2048))
-    rows = list(calibrate.matmuls(CPU))
+def test_each_row_names_the_call_that_was_measured(measured, monkeypatch):
+    monkeypatch.setitem(measure.SIDES, "cpu", (16, 2048))
+    rows = list(measure.matmuls(CPU))
     assert len(rows) == 8 - 4  # in float32, products with at most one large side
     assert measured == [[("mm.out", (row.m, row.k), (row.k, row.n))] for row in rows]
-    monkeypatch.setitem(calibrate.MOVED, "cpu", (12, 22))
-    small, large = calibrate.moves(CPU)
+    monkeypatch.setitem(measure.MOVED, "cpu", (12, 22))
+    small, large = measure.moves(CPU)
     assert measured[-2:] == [[("add.out", (2**11,), (2**11,))], [("add.out", (2**21,), (2**21,))]]
     assert (small.bytes, large.bytes) == (3 * 2**12, 3 * 2**22)
-
-
-def test_each_attention_is_the_direction_that_its_row_names(measured, monkeypatch):
-    monkeypatch.setitem(calibrate.LENGTHS, "cpu", (64,))
-    for row, seen in zip(list(calibrate.attentions(CPU)), measured, strict=True):
+    measured.clear()
+    monkeypatch.setitem(measure.LENGTHS, "cpu", (64,))
+    for row, seen in zip(list(measure.attentions(CPU)), measured, strict=True):
         attention, = (name for name, *_ in seen if "dot_product" in name)
         assert ("backward" in attention) is row.backward
 
 
 def test_the_cpu_time_of_an_operator_is_that_of_a_chain_by_its_length(measured):
-    assert calibrate.launch_us(CPU) == calibrate.view_us(CPU) == 1e3
+    assert measure.launch_us(CPU) == measure.view_us(CPU) == 1e3
     launches, views = ({name for name, *_ in measured[at]} for at in (0, -1))
     assert launches == {"mm.default", "silu.default", "mul.Tensor", "add.Tensor"}
     assert views == {"view.default", "t.default"}
 
 
-def test_a_window_gives_the_mean_of_its_calls(monkeypatch):
-    now, took = [0.0], iter([9.0, *[0.001] * 11, *[0.004] * 10])  # seconds: the warm-up, one, and the window of 20
-    monkeypatch.setattr(calibrate.time, "perf_counter", lambda: now[0])
-    monkeypatch.setitem(calibrate.WINDOW, "cpu", 0.0201)
-    found = calibrate.window_ms(lambda: now.append(now.pop() + next(took)), CPU)
-    assert found == pytest.approx(2.5) and next(took, None) is None
-
-
 def test_the_slower_way_of_a_copy_counts(monkeypatch):
-    monkeypatch.setitem(calibrate.HOST_BYTES, "cpu", 10**6)
+    monkeypatch.setitem(measure.HOST_BYTES, "cpu", 10**6)
     taken = iter([0.5, 2.0])  # milliseconds, to the host and back
-    monkeypatch.setattr(calibrate, "window_ms", lambda call, device: call() is not None and next(taken))
-    assert calibrate.host_gbps(CPU) == pytest.approx(0.5)
+    monkeypatch.setattr(measure, "window_ms", lambda call, device: call() is not None and next(taken))
+    assert measure.host_gbps(CPU) == pytest.approx(0.5)
 
 
 def test_a_kernel_of_inductors_code_costs_what_one_more_adds_to_a_chain(monkeypatch):
-    monkeypatch.setattr(calibrate, "LINKS", (4, 24))
-    called = []
-
-    def compiled(chain, **options):
-        def run(x, weights):
-            called.append(len(weights))
-            return x
-
-        return run
+    monkeypatch.setattr(measure, "LINKS", (4, 24))
+    links = []
+    monkeypatch.setattr(torch, "compile", lambda chain, **options: lambda x, weights: links.append(len(weights)))
 
     def window_ms(call, device, repeats):
         call()
-        return 2.0 + 0.1 * called[-1]  # of the whole call, and of each link, which is two kernels
+        return 2.0 + 0.1 * links[-1]  # of the whole call, and of each link, which is two kernels
 
-    monkeypatch.setattr(torch, "compile", compiled)
-    monkeypatch.setattr(calibrate, "window_ms", window_ms)
-    assert calibrate.wrapper_us(CPU) == pytest.approx(50) and set(called) == {4, 24}
+    monkeypatch.setattr(measure, "window_ms", window_ms)
+    assert measure.wrapper_us(CPU) == pytest.approx(50) and set(links) == {4, 24}
 
 
 def test_it_says_where_it_cannot_write(tmp_path, capsys):
     assert main(["calibrate", str(tmp_path / "missing" / "mine.json")]) == 2
     assert "missing does not exist" in capsys.readouterr().err
-    assert main(["calibrate", str(tmp_path)]) == 2
-    assert "is a folder" in capsys.readouterr().err
 
 
 @pytest.mark.nightly  # half a minute
-def test_a_profile_of_two_ranks_serves_as_a_device(tmp_path, fake4):
+def test_a_profile_of_two_ranks_serves_as_a_device(tmp_path, fake4, capsys):
     path = tmp_path / "mine.json"
     assert main(["calibrate", str(path), "--ranks", "2"]) == 0
-    found = load_profile(path)
-    assert device_spec(str(path)).host_gbps == found.host_gbps
-    assert found.device == "cpu" and found.replay_us is None and found.wrapper_us and "--ranks 2" in found.command
-    assert {row.kind for row in found.collectives} == {"all_gather", "reduce_scatter", "all_reduce"}
+    page = (Path(__file__).parents[2] / "docs/lab/calibration.md").read_text()
+    (shown,) = re.findall(r"^(mine\.json: .+)$", page, re.MULTILINE)
+    printed = capsys.readouterr().out.replace(str(tmp_path), "").strip("/\n")
+    assert re.sub(r"\d+ cores, .+?, torch \S+:", "", printed) == re.sub(r"\d+ cores, .+?, torch \S+:", "", shown)
+    profile = load_profile(path)
+    assert device_spec(str(path)).host_gbps == profile.host_gbps
+    assert profile.device == "cpu" and profile.replay_us is None and profile.wrapper_us
+    assert "--ranks 2" in profile.command
+    assert {row.kind for row in profile.collectives} == {"all_gather", "reduce_scatter", "all_reduce"}
     recipe = load_recipe("llama3_fsdp").override({"mesh.dp_shard": 4, "model.n_layers": 1})
     pair = before_lowering(recipe, fake4)
     run = simulated(pair.by_part, str(path))

@@ -1,4 +1,0 @@
-"""What this machine takes.
-
-    calibrate  measure this machine, for simulated timelines of it
-"""
