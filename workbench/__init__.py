@@ -54,8 +54,6 @@ _NAMES_BY_MODULE = {
     "tools.bisect": "bisect",
     "tools.export.compiled": "compile_recipe",
     "tools.export.run_artifact": "run_artifact",
-    "tools.inductor_passes": "Explanation inductor_passes",
-    "tools.look_inside": "look_inside",
     "tools.schedule": "compare_schedules",
     "tools.what_if": "Study what_if",
     "torch_api.inductor.regions": "region",
@@ -67,6 +65,9 @@ _NAMES_BY_MODULE = {
 _HOMES = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names.split()}
 __all__ = sorted(_HOMES)
 _GONE = {
+    "Explanation": "import it from workbench.lab.inside_inductor",
+    "inductor_passes": "import it from workbench.lab.inside_inductor",
+    "look_inside": "import it from workbench.lab.inside_inductor",
     "memory_plan": "import it from workbench.lab.memory_budget.plan_table",
     "prove_partition": "a record's verdicts know of the partition by themselves",
     "prove_replay": "a record's verdicts know of the replays by themselves",

@@ -19,7 +19,6 @@ from workbench.notebook.lessons import commands
 from workbench.pipeline.progress import loading_torch, telling
 from workbench.recipe import listings
 from workbench.recipe.arguments import add_pairs, count, seconds
-from workbench.recipe.edits import parse_value
 from workbench.recipe.files import print_result, writable
 from workbench.recipe.plugins import COMMANDS, load_plugins
 from workbench.recipe.recipe import Recipe, load_recipe
@@ -124,16 +123,6 @@ def parser() -> argparse.ArgumentParser:
     bisect.add_argument("--json", type=Path, metavar="FILE", help="also write the result as JSON; - prints it alone")
     bisect.add_argument("--timeout", type=seconds, default=600.0, metavar="S",
                         help="seconds for all ranks (default 600)")
-
-    explain = commands.add_parser("explain", help="the passes that Inductor runs on a recipe's graphs, as observed",
-                                  description="Capture a recipe on a fake world and let Inductor run its own passes on "
-                                  "its graphs: which, in what order, what each changed, and where torch defines it. "
-                                  "Nothing is compiled or run.")
-    _add_recipe(explain, "change the recipe, such as model.n_layers=1; may be repeated")
-    add_pairs(explain, "--config", "an option of Inductor, such as joint_graph_constant_folding=false; may be repeated",
-              "OPTION=VALUE, such as joint_graph_constant_folding=false")
-    explain.add_argument("--changed", action="store_true", help="only the passes that changed something")
-    explain.add_argument("--json", type=Path, metavar="FILE", help="also write the result as JSON; - prints it alone")
 
     schedule = commands.add_parser("schedule", help="whether all ranks of a mesh would launch the same collectives",
                                    description="Capture a recipe as several ranks of its mesh on a fake world, and "
@@ -301,18 +290,6 @@ def _bisect(args: argparse.Namespace) -> int:
     return PASSED if found.ok else FAILED
 
 
-def _explain(args: argparse.Namespace) -> int:
-    recipe = _recipe(args)
-    config = {key: parse_value(text) for key, text in args.config}
-    writable(args.json)
-    with loading_torch():
-        from workbench.tools.inductor_passes import inductor_passes
-
-    found = inductor_passes(recipe, config=config)
-    print_result(lambda: found.table(idle=not args.changed), args.json, found.to_json)
-    return PASSED
-
-
 def _schedule(args: argparse.Namespace) -> int:
     recipe = _recipe(args)
     named = all(part.strip().isdecimal() for part in args.ranks.split(","))
@@ -359,7 +336,7 @@ def _tour(args: argparse.Namespace) -> int:
 
 
 _COMMANDS = {"run": _run, "bisect": _bisect, "compile": _compile,
-             "explain": _explain, "schedule": _schedule,
+             "schedule": _schedule,
              "recipes": listings.recipes, "passes": listings.passes,
              "doctor": _doctor, "tour": _tour, "course": commands.course, "lessons": commands.lessons,
              "check": commands.check, "hint": commands.hint}

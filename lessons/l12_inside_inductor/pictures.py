@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from workbench.graph.read.buffers import Buffers
+from workbench.lab.inside_inductor.buffers import Buffers
 from workbench.notebook.draw.colors import BLUE, GREEN, GREY, INK, PAPER, PINK, SKY
 from workbench.notebook.draw.picture import Picture, finish, panels, shortened
 

@@ -8,7 +8,6 @@ from on_ranks import small
 from workbench import as_backend, compare_schedules, what_if
 from workbench.checks import joining
 from workbench.errors import WorkbenchError
-from workbench.tools.inductor_passes import inductor_passes
 
 pytestmark = pytest.mark.integration
 BLOCKS = "transformer_block_bucketing"
@@ -44,14 +43,6 @@ def test_a_study_changes_the_number_of_microbatches(fake4):
     assert changed.ran[0].stage == "author"
     lint, collectives = joining.check(study.records[-1].known)
     assert lint.evidence["microbatches"] == 2 and collectives.outcome == "PASS"
-
-
-def test_explain_says_that_it_needs_a_pair():
-    with pytest.raises(WorkbenchError) as told:
-        inductor_passes(recipe())
-    assert str(told.value) == (
-        "explain looks at a forward and a backward, and recipe 'small' joins them: set training.step to \"pair\", and "
-        "drop its passes of the step stage")
 
 
 def test_torch_compile_has_no_whole_step():

@@ -4,6 +4,7 @@
     calibration            measure this machine, for simulated timelines of it; `workbench calibrate`
     chunked_loss           output layer and cross entropy in pieces of the tokens
     float8                 products of linear layers multiply float8
+    inside_inductor        what Inductor does below the graph: its passes, kernels, memory; `workbench explain`
     memory_budget          what is saved fits a budget, at the least time; `workbench plan`
     offload_activations    saved tensors on the host between forward and backward
     traces                 what a torch.profiler trace shows of communication; `workbench order`

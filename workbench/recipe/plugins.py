@@ -2,7 +2,7 @@
 
 An entry names a module of declarations, which imports no torch: `declare(PassContract(..., code=MODULE))` for a pass,
 `declare_command(Command(...))` for a command. Their code is named by string, and imported when it is used; so are the
-module's public names, with `__getattr__ = on_use(__name__, {NAME: FILE})`.
+module's public names, with `__getattr__ = on_use(__name__, {NAME: MODULE})`.
 """
 
 from __future__ import annotations
@@ -45,15 +45,16 @@ def declare_command(command: Command) -> Command:
     return command
 
 
-def on_use(package: str, files: Mapping[str, str]) -> Callable[[str], Any]:
-    """A package's `__getattr__`, which imports a public name from its file when it is first used.
+def on_use(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
+    """A package's `__getattr__`, which imports a public name when it is first used.
 
-    files: the file of each name; it has another name than what it defines.
+    modules: by name, the module that defines it, such as ".order"; one of the package has another name than what it
+    defines.
     """
     def load(name: str) -> Any:
-        if name not in files:
+        if name not in modules:
             raise AttributeError(f"module {package!r} has no name {name!r}")
-        return getattr(import_module(f"{package}.{files[name]}"), name)
+        return getattr(import_module(modules[name], package), name)
 
     return load
 

@@ -8,8 +8,6 @@
     doctor           what this machine can do
     export           a recipe as a compiled step
     fingerprint      fingerprints of code and data
-    inductor_passes  which passes Inductor ran on a recipe
-    look_inside      what Inductor makes of a function
     own_files        import the user's files
     schedule         whether all ranks launch the same collectives
     variant          one variant in figures and verdicts

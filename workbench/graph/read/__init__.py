@@ -1,6 +1,5 @@
 """Reading a graph: what it holds, moves, costs and keeps. Nothing here changes a graph.
 
-    buffers         memory of the code that Inductor writes
     collectives     collectives in node order: bytes, mesh axis
     composites      operators that a CPU captures in parts and a GPU runs as one kernel
     cost            FLOP and estimated time of a node

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from workbench.recipe.plugins import Command, declare_command, on_use
 
-__getattr__ = on_use(__name__, {"read_order": "order"})
+__getattr__ = on_use(__name__, {"read_order": ".order"})
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:

@@ -19,16 +19,15 @@ from torch.fx.traceback import preserve_node_meta
 
 from workbench.errors import WorkbenchError
 from workbench.graph.facts import GraphFacts, set_facts
-from workbench.graph.read.buffers import Buffers, read_buffers
 from workbench.graph.read.kernels import Kernel, Kernels, find_kernels
 from workbench.graph.read.nodes import provenance
+from workbench.lab.inside_inductor.buffers import Buffers, read_buffers
 from workbench.torch_api import aot
 from workbench.torch_api.inductor import inside
-from workbench.torch_api.inductor.inside import Lowered, Part, watched
+from workbench.torch_api.inductor.inside import Part
 from workbench.torch_api.inductor.lowering import decomposition_table
 from workbench.torch_api.inductor.regions import check_options
 
-__all__ = ["Inside", "Lowered", "Part", "look_inside", "watched"]
 _ASSERT = re.compile(r"assert not (\w+)\.is(nan|inf)\(\)")
 _KINDS = {"nan": "NaN", "inf": "an infinity"}
 
@@ -64,7 +63,7 @@ class Inside:
     kernels: Kernels
     wrapper: GraphModule | None = field(repr=False)
     _compiled: Any = field(repr=False)
-    _held: tuple[Any, ...] = field(repr=False)
+    _tensors: tuple[Any, ...] = field(repr=False)
     _names: Mapping[str, str] = field(repr=False)
 
     @property
@@ -81,8 +80,8 @@ class Inside:
 
     def __call__(self, *inputs: Any) -> Any:
         """Run the function. WorkbenchError where an assert of `nan_asserts` fails, naming the buffer and the kernel."""
-        given = iter(inputs)
-        flat = [next(given) if held is None else held for held in self._held]
+        remaining = iter(inputs)
+        flat = [next(remaining) if tensor is None else tensor for tensor in self._tensors]
         try:
             with torch.no_grad():  # kernels write into their arguments
                 out = self._compiled(flat)
@@ -99,21 +98,21 @@ def _explained(error: AssertionError, names: Mapping[str, str]) -> Exception:
     names: the inputs' names in the graph, by their names in the code.
     """
     frame, line = list(traceback.walk_tb(error.__traceback__))[-1]
-    file = frame.f_code.co_filename
-    found = _ASSERT.search(linecache.getline(file, line))
-    if found is None:
+    file, variables = frame.f_code.co_filename, frame.f_locals
+    failed = _ASSERT.search(linecache.getline(file, line))
+    if failed is None:
         return error
-    name, what = found.group(1), _KINDS[found.group(2)]
-    local = frame.f_locals
+    name, kind = failed.group(1), _KINDS[failed.group(2)]
     if name == "var":
-        at = next(i for i, value in enumerate(local["return_vars"]) if value is local["var"])
-        where = f"output {at} of the graph"
+        position = next(i for i, value in enumerate(variables["return_vars"]) if value is variables["var"])
+        where = f"output {position} of the graph"
     elif name.startswith("buf"):
-        before = [text for i in range(1, line) if ".run(" in (text := linecache.getline(file, i).strip())]
-        where = f"{name}, which {before[-1].partition('.run(')[0] if before else 'a kernel'} reads or writes,"
+        before = [linecache.getline(file, i).strip() for i in range(1, line)]
+        launches = [text.partition(".run(")[0] for text in before if ".run(" in text] or ["a kernel"]
+        where = f"{name}, which {launches[-1]} reads or writes,"
     else:
         where = f"input {names.get(name, name)} of the graph"
-    return WorkbenchError(f"{where} holds {what}: the option nan_asserts put `{found.group(0)}` into the code")
+    return WorkbenchError(f"{where} holds {kind}: the option nan_asserts put `{failed.group(0)}` into the code")
 
 
 def look_inside(
@@ -140,13 +139,13 @@ def look_inside(
         raise WorkbenchError("look_inside: the function changes an input or a buffer: give one that returns "
                              "new tensors")
     graph = exported.graph_module
-    named = {n.name: n for n in graph.graph.nodes if n.op == "call_function"}
+    operators = {n.name: n for n in graph.graph.nodes if n.op == "call_function"}
     for name in eager:
-        if name not in named:
-            near = get_close_matches(name, named, 1)
-            raise WorkbenchError(f"look_inside: eager: the graph has no operator node {name!r}: "
-                                 + (f"did you mean {near[0]!r}?" if near else f"it has {', '.join(named)}"))
-        inside.mark_fallback(named[name])
+        if name not in operators:
+            near = get_close_matches(name, operators, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(operators)}"
+            raise WorkbenchError(f"look_inside: eager: the graph has no operator node {name!r}: {hint}")
+        inside.mark_fallback(operators[name])
     wrappers: list[GraphModule] = []
 
     def receive(gm: GraphModule) -> Callable[..., Any]:
@@ -170,11 +169,7 @@ def look_inside(
                              "use a GPU") from None
     kernels = find_kernels(compiled, before)
     assert kernels is not None
+    tensors = {**exported.state_dict, **exported.constants}  # an argument of the call has no target
+    of_module = tuple(tensors.get(spec.target) for spec in exported.graph_signature.input_specs)
     return Inside(before, lowered.code, lowered.estimate, lowered.parts, lowered.sizes, kernels,
-                  wrappers[-1] if wrappers else None, compiled, _held(exported), names)
-
-
-def _held(exported: Any) -> tuple[Any, ...]:
-    """For each input of the graph: the module's own tensor, or None for an argument of the call."""
-    tensors = {**exported.state_dict, **exported.constants}
-    return tuple(tensors.get(spec.target) if spec.target else None for spec in exported.graph_signature.input_specs)
+                  wrappers[-1] if wrappers else None, compiled, of_module, names)

@@ -16,6 +16,7 @@ from workbench.recipe.wording import counted
 _BUFFER = re.compile(r"buf\d+")
 _QUIET = ("assert_size_stride", "assert_alignment", "args.clear", "print", "run_intermediate_hooks",
           "torch.cuda.set_device")
+_VIEWS = {"reinterpret_tensor": "reuses", "alloc_from_pool": "from a pool"}
 
 
 @dataclass(frozen=True)
@@ -77,10 +78,12 @@ class Buffers:
 
 @dataclass
 class _Walk:
+    """memory: bytes of each allocation. lives_in: by name, the allocation that holds it now."""
+
     sizes: Mapping[str, int | None]
     memory: list[int | None] = field(default_factory=list)
     lives_in: dict[str, int] = field(default_factory=dict)
-    found: dict[str, Buffer] = field(default_factory=dict)
+    buffers: dict[str, Buffer] = field(default_factory=dict)
     calls: list[str] = field(default_factory=list)
     alive: list[int] = field(default_factory=list)
 
@@ -88,7 +91,7 @@ class _Walk:
         self.lives_in[name] = memory
         if _BUFFER.fullmatch(name):
             now = len(self.calls)
-            self.found[name] = Buffer(name, self.sizes.get(name), memory, how, now, now)
+            self.buffers[name] = Buffer(name, self.sizes.get(name), memory, how, now, now)
 
     def new(self, name: str, size: int | None, how: str) -> None:
         self.memory.append(size)
@@ -96,40 +99,39 @@ class _Walk:
 
     def call(self, name: str) -> None:
         self.alive.append(sum(self.memory[m] or 0 for m in set(self.lives_in.values())))
-        for mine in self.lives_in:
-            if mine in self.found:
-                self.found[mine] = replace(self.found[mine], last=len(self.calls))
+        for buffer in self.lives_in.keys() & self.buffers.keys():
+            self.buffers[buffer] = replace(self.buffers[buffer], last=len(self.calls))
         self.calls.append(name)
+
+    def rename(self, name: str, old: str) -> None:
+        memory, giver = self.lives_in[old], self.buffers.get(old)
+        if giver is None or giver.bytes != 0:
+            self.take(name, memory, "reuses")
+            return
+        # an operator's result had no size under its first name, and keeps that name
+        size = self.memory[memory] = self.sizes.get(name)
+        for call in range(giver.first, len(self.calls)):
+            self.alive[call] += size or 0
+        self.buffers[old] = replace(giver, bytes=size)
+        self.lives_in[name] = memory
 
     def assign(self, name: str, value: ast.expr) -> None:
         if isinstance(value, ast.Name) and value.id in self.lives_in:
-            held, giver = self.lives_in[value.id], self.found.get(value.id)
-            if giver is None or giver.bytes != 0:
-                return self.take(name, held, "reuses")
-            # an operator's result had no size under its first name, and keeps that name
-            size = self.memory[held] = self.sizes.get(name)
-            for call in range(giver.first, len(self.calls)):
-                self.alive[call] += size or 0
-            self.found[giver.name] = replace(giver, bytes=size)
-            self.lives_in[name] = held
-            return None
-        if isinstance(value, ast.Subscript) and isinstance(value.value, ast.Name) and _BUFFER.fullmatch(name):
-            return self.new(name, self.sizes.get(name), "by eager")
-        if not isinstance(value, ast.Call):
-            return None
-        called = ast.unparse(value.func)
-        first = value.args[0] if value.args else None
+            self.rename(name, value.id)
+        elif isinstance(value, ast.Subscript) and isinstance(value.value, ast.Name) and _BUFFER.fullmatch(name):
+            self.new(name, self.sizes.get(name), "by eager")
+        elif isinstance(value, ast.Call):
+            self.result(name, value, ast.unparse(value.func))
+
+    def result(self, name: str, value: ast.Call, called: str) -> None:
+        first = ast.unparse(value.args[0]) if value.args else ""
         if called.startswith("empty_strided"):
-            return self.new(name, _asked(value), "allocated")
-        if isinstance(first, ast.Name) and first.id in self.lives_in:
-            if called == "reinterpret_tensor":
-                return self.take(name, self.lives_in[first.id], "reuses")
-            if called == "alloc_from_pool":
-                return self.take(name, self.lives_in[first.id], "from a pool")
-        if _BUFFER.fullmatch(name):  # the operator allocates its result, which is alive while it runs
+            self.new(name, _asked(value), "allocated")
+        elif called in _VIEWS and first in self.lives_in:
+            self.take(name, self.lives_in[first], _VIEWS[called])
+        elif _BUFFER.fullmatch(name):  # the operator allocates its result, which is alive while it runs
             self.new(name, self.sizes.get(name), "by eager")
             self.call(called)
-        return None
 
 
 def _asked(call: ast.Call) -> int | None:
@@ -169,5 +171,5 @@ def read_buffers(code: str, sizes: Mapping[str, int | None]) -> Buffers:
             name = ast.unparse(line.value.func)
             if not name.startswith(_QUIET):
                 walk.call(name.removesuffix(".run"))
-    unknown = tuple(name for name, b in walk.found.items() if b.bytes is None)
-    return Buffers(tuple(walk.found.values()), tuple(walk.calls), tuple(walk.alive), tuple(walk.memory), unknown)
+    unknown = tuple(name for name, buffer in walk.buffers.items() if buffer.bytes is None)
+    return Buffers(tuple(walk.buffers.values()), tuple(walk.calls), tuple(walk.alive), tuple(walk.memory), unknown)

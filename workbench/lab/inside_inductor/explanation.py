@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import textwrap
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -19,6 +20,8 @@ from workbench.pipeline.progress import Progress, telling
 from workbench.pipeline.run_passes import copy_graph, run_joint, run_partitioned
 from workbench.pipeline.stages import capture_joint, divide
 from workbench.recipe.contracts import CONTRACTS, Stage
+from workbench.recipe.edits import parse_value
+from workbench.recipe.files import print_result, writable
 from workbench.recipe.recipe import Recipe
 from workbench.recipe.wording import json_text
 from workbench.torch_api import aot
@@ -61,21 +64,19 @@ class Explanation:
         and backward. Raises WorkbenchError for an unknown option or graph.
         """
         check_options(config, "explain")
-        if unknown := sorted({*graphs} - {*TITLES} | {*graphs} & {"module"}):
-            raise WorkbenchError(f"explain: graph {unknown[0]!r} was not captured: take joint, forward or backward")
-        wanted = tuple(graph for graph in TITLES if graph in graphs)
-        with fake_world(self.recipe.mesh.world_size) as world, configured({**_own(self.recipe), **config}):
+        for graph in graphs:
+            if graph not in TITLES or graph == "module":
+                raise WorkbenchError(f"explain: graph {graph!r} was not captured: take joint, forward or backward")
+        with fake_world(self.recipe.mesh.world_size) as world, configured({**_config(self.recipe), **config}):
             author(self.recipe, world)  # the mesh, whose process groups the graphs know by name
-            passes = _on_joint(self._joint) if "joint" in wanted else []
-            if {"forward", "backward"} & {*wanted}:
-                passes += _on_pair(_pair(self._joint, _before_inductor(self.recipe)[0]), wanted)
-        return replace(self, passes=passes, graphs=wanted)
+            passes = _observed(self._joint, self.pair, graphs)
+        return replace(self, passes=passes, graphs=tuple(graph for graph in TITLES if graph in graphs))
 
     def to_json(self) -> str:
         """Everything but the graphs, as JSON text."""
-        data = {"recipe": self.recipe.to_dict(), "versions": self.versions, "left_out": self.left_out,
-                "passes": [{**asdict(p), "changed": p.changed} for p in self.passes]}
-        return json_text(data)
+        passes = [{**asdict(p), "changed": p.changed} for p in self.passes]
+        return json_text({"recipe": self.recipe.to_dict(), "versions": self.versions, "left_out": self.left_out,
+                          "passes": passes})
 
     def table(self, *, idle: bool = True) -> str:
         """A line for each pass, with its changes below; without `idle`, only the passes that changed something."""
@@ -83,12 +84,16 @@ class Explanation:
                  f"{len(self.passes)} passes of Inductor ran, {sum(p.changed for p in self.passes)} changed something"]
         if self.left_out:
             lines.append(f"left out, since they leave Inductor no graph: {', '.join(self.left_out)}")
-        wide = max((len(p.name) for p in self.passes), default=0)
-        for graph, title in ((graph, TITLES[graph]) for graph in self.graphs):
-            rows = [(i, p) for i, p in enumerate((p for p in self.passes if p.graph == graph), 1) if idle or p.changed]
-            lines += ["", *textwrap.wrap(title, WIDTH), *([] if rows else ["      none changed anything"])]
-            for i, p in rows:
-                lines.append(f"{i:>4}  {p.name:<{wide}}  {_nodes(p):<14} {p.seconds * 1e3:>6.1f} ms  {_where(p)}")
+        width = max((len(p.name) for p in self.passes), default=0)
+        for graph in self.graphs:
+            lines += ["", *textwrap.wrap(TITLES[graph], WIDTH)]
+            ran = [p for p in self.passes if p.graph == graph]
+            shown = [(i, p) for i, p in enumerate(ran, 1) if idle or p.changed]
+            if not shown:
+                lines.append("      none changed anything")
+            for i, p in shown:
+                where = p.where.removeprefix("torch/_inductor/")
+                lines.append(f"{i:>4}  {p.name:<{width}}  {_nodes(p):<14} {p.seconds * 1e3:>6.1f} ms  {where}")
                 for text in _changes(p):
                     lines += textwrap.wrap(text, WIDTH, initial_indent=" " * 8, subsequent_indent=" " * 10)
         return "\n".join([*lines, "", "places are in torch/_inductor, if they do not say; times are of watched passes, "
@@ -103,17 +108,23 @@ def _nodes(p: InductorPass) -> str:
     return f"{before:,} nodes" if before == after else f"{before:,} to {after:,}"
 
 
-def _where(p: InductorPass) -> str:
-    return p.where.removeprefix("torch/_inductor/")
-
-
 def _changes(p: InductorPass) -> list[str]:
-    def listing(counts: Mapping[str, int]) -> str:
-        return ", ".join(f"{count} {name}" for name, count in sorted(counts.items(), key=lambda item: -item[1]))
+    changes = []
+    for word, counts in (("matched:", p.matched), ("added", p.added), ("removed", p.removed)):
+        if counts:
+            most = sorted(counts.items(), key=lambda item: -item[1])
+            changes.append(f"{word} {', '.join(f'{count} {name}' for name, count in most)}")
+    if p.reordered:
+        changes.append("put nodes into another order")
+    return changes
 
-    found = [f"{word} {listing(counts)}" for word, counts in
-             (("matched:", p.matched), ("added", p.added), ("removed", p.removed)) if counts]
-    return [*found, *(["put nodes into another order"] if p.reordered else [])]
+
+def command(recipe: Recipe, args: argparse.Namespace) -> int:
+    """`workbench explain`."""
+    writable(args.json)
+    explanation = inductor_passes(recipe, config={key: parse_value(text) for key, text in args.config})
+    print_result(lambda: explanation.table(idle=not args.changed), args.json, explanation.to_json)
+    return 0
 
 
 def inductor_passes(
@@ -130,58 +141,41 @@ def inductor_passes(
     if recipe.training.step == "whole":
         raise WorkbenchError(f"explain looks at a forward and a backward, and recipe {recipe.name!r} joins them: set "
                              'training.step to "pair", and drop its passes of the step stage')
-    reached, left_out = _before_inductor(recipe)
-    check_buildable(reached, "fake")
-    with (fake_world(recipe.mesh.world_size) as world, configured({**_own(recipe), **(config or {})}),
+    stages = {spec.name: CONTRACTS[spec.name].stage for spec in recipe.passes}
+    left_out = tuple(name for name in stages if name == "regional_inductor" or stages[name] is Stage.REPLAY)
+    before = [spec for spec in recipe.passes if stages[spec.name] is Stage.PARTITIONED and spec.name not in left_out]
+    captured = recipe.model_copy(update={"passes": tuple(before)})
+    check_buildable(captured, "fake")
+    with (fake_world(recipe.mesh.world_size) as world, configured({**_config(recipe), **(config or {})}),
           telling(progress) as tell):
         tell("author")
-        authored = author(reached, world)
+        authored = author(captured, world)
         tell("Inductor's passes before the capture")
         passes = pre_grad(authored.module, authored.example_batch())
         tell("capture")
-        joint = capture_joint(reached, authored)
-        run_joint(joint, reached.joint_passes, progress=tell)
-        tell("Inductor's passes on the joint graph")
-        passes += _on_joint(joint)
-        pair = _pair(joint, reached)
-        tell("Inductor's passes on forward and backward")
-        passes += _on_pair(pair, TITLES)
+        joint = capture_joint(captured, authored)
+        run_joint(joint, captured.joint_passes, progress=tell)
+        pair = divide(joint.fork())
+        run_partitioned(pair, captured.passes)
+        tell("Inductor's passes on joint graph, forward and backward")
+        passes += _observed(joint, pair, TITLES)
     return Explanation(recipe, passes, left_out, versions(), pair, joint)
 
 
-def _own(recipe: Recipe) -> dict[str, Any]:
+def _config(recipe: Recipe) -> dict[str, Any]:
     """The options of Inductor in the recipe's full_inductor_compilation."""
-    own = next((spec for spec in recipe.passes if spec.name == "full_inductor_compilation"), None)
-    return dict(dict(own.options).get("config", {})) if own else {}
+    options = [dict(spec.options) for spec in recipe.passes if spec.name == "full_inductor_compilation"]
+    return dict(options[0].get("config", {})) if options else {}
 
 
-def _before_inductor(recipe: Recipe) -> tuple[Recipe, tuple[str, ...]]:
-    """The recipe with the passes before Inductor alone, and the names of the passes that would leave it no graph."""
-    names = [spec.name for spec in recipe.passes]
-    left_out = tuple(n for n in names if n == "regional_inductor" or
-                     (n in CONTRACTS and CONTRACTS[n].stage is Stage.REPLAY))
-    kept = [spec for spec in recipe.passes if spec.name not in left_out
-            and CONTRACTS[spec.name].stage is Stage.PARTITIONED]
-    return recipe.model_copy(update={"passes": tuple(kept)}), left_out
-
-
-def _pair(joint: JointGraph, recipe: Recipe) -> ForwardBackward:
-    """The forward and backward that Inductor receives; `joint` stays open."""
-    pair = divide(joint.fork())
-    run_partitioned(pair, recipe.passes)
-    return pair
-
-
-def _on_joint(joint: JointGraph) -> list[InductorPass]:
-    with joint.context():
-        return joint_graph(aot.clone(joint.graph))
-
-
-def _on_pair(pair: ForwardBackward, wanted: Collection[str]) -> list[InductorPass]:
-    """Inductor's passes on copies of the `wanted` graphs of the pair."""
+def _observed(joint: JointGraph, pair: ForwardBackward, graphs: Collection[str]) -> list[InductorPass]:
+    """Inductor's passes on copies of these graphs."""
     passes: list[InductorPass] = []
+    if "joint" in graphs:
+        with joint.context():
+            passes += joint_graph(aot.clone(joint.graph))
     for which, graph in zip(PARTS, pair.graphs, strict=True):
-        if which in wanted:
+        if which in graphs:
             with pair.context(which) as inputs:
                 passes += post_grad(partial(compile_graph, copy_graph(graph), list(inputs), {}), which)
     return passes

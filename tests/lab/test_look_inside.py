@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import linecache
+import re
+import runpy
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,8 +15,9 @@ from torch._inductor.async_compile import AsyncCompile
 
 from workbench.authoring.models.layers import FeedForward
 from workbench.errors import WorkbenchError
-from workbench.graph.read.buffers import read_buffers
-from workbench.tools.look_inside import _explained, look_inside, watched
+from workbench.lab.inside_inductor import look_inside, watched
+from workbench.lab.inside_inductor.buffers import read_buffers
+from workbench.lab.inside_inductor.function import _explained
 
 pytestmark = pytest.mark.integration
 TOKENS, DIM, HIDDEN = 64, 128, 384
@@ -60,13 +64,6 @@ def test_options_change_the_memory_as_under_torch_compile(two, config, allocatio
     assert ours.estimate == theirs.estimate
 
 
-def test_inputs_have_their_own_names_in_the_graph_and_those_of_torch_compile_in_the_code():
-    seen = look_inside(lambda x, arg0_1: torch.mm(x, arg0_1) @ SQUARE, X, SQUARE)
-    assert [n.name for n in seen.graph.graph.find_nodes(op="placeholder")][1:] == ["x", "arg0_1"]
-    assert "        arg0_1, arg1_1, arg2_1 = args\n" in seen.code
-    torch.testing.assert_close(seen(X, SQUARE), X @ SQUARE @ SQUARE)
-
-
 def test_the_order_and_its_estimate():
     def function(x, a, b):
         wide = [x @ each for each in (a, b)]
@@ -75,15 +72,9 @@ def test_the_order_and_its_estimate():
     given = torch.randn(TOKENS, 4), torch.randn(4, 512), torch.randn(4, 512)
     as_is = look_inside(function, *given)
     kept = look_inside(function, *given, config={"reorder_for_peak_memory": False, "reorder_for_locality": False})
-    wide = TOKENS * 512 * 4
+    wide = TOKENS * 512 * 4  # an estimate needs no pass that prepares it
     assert as_is.estimate <= as_is.buffers.peak and kept.estimate <= kept.buffers.peak  # inputs are the caller's
     assert kept.estimate - as_is.estimate > wide / 2 and kept.buffers.peak - as_is.buffers.peak > wide / 2
-
-
-def test_an_estimate_is_made_without_the_pass_that_prepares_it():
-    column = torch.randn(DIM, 1)  # a small output: torch 2.11 takes outputs off its estimate
-    seen = look_inside(lambda x, w, c: x @ w @ c, X, SQUARE, column, config={"reorder_for_peak_memory": False})
-    assert seen.estimate >= X.nbytes
 
 
 def test_sizes_that_a_run_decides():
@@ -114,6 +105,8 @@ def test_bad_input_word_for_word():
 def test_asserts_name_the_output_and_the_input():
     seen = look_inside(lambda x, w: x @ w, X, SQUARE, config={"nan_asserts": True})
     assert torch.equal(seen(X, SQUARE), X @ SQUARE)
+    assert [n.name for n in seen.graph.graph.find_nodes(op="placeholder")] == ["x", "w"]
+    assert "        arg0_1, arg1_1 = args\n" in seen.code  # as torch.compile names them
     for given, said in ([(X * 1e30, SQUARE * 1e30), "output 0 of the graph holds an infinity"],
                         [(X * float("nan"), SQUARE), "input x of the graph holds NaN.*not arg0_1.isnan"]):
         with pytest.raises(WorkbenchError, match=said):
@@ -176,9 +169,18 @@ def test_parts_and_why_not(monkeypatch, two):
     assert [len(p.steps) for p in parts] == [2, 1, 5]
 
 
-def test_whatever_is_lowered_is_watched():
+def test_watching_ends_with_its_block():
     with watched() as graphs:
-        out = torch.compile(lambda x, w: x @ w)(X, SQUARE)
-        assert torch.equal(out, X @ SQUARE)
+        torch.compile(lambda x, w: x @ w)(X, SQUARE)
     torch.compile(lambda x, w: x @ w @ w)(X, SQUARE)
     assert [len(g.steps) for g in graphs] == [1] and graphs[0].generated == ()
+
+
+def test_the_page_shows_what_its_example_prints(capsys, tmp_path):
+    page = (Path(__file__).parents[2] / "docs/lab/inside_inductor.md").read_text()
+    (code,), (output,) = (re.findall(rf"^```{kind}\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+                          for kind in ("python", "text"))
+    script = tmp_path / "example.py"  # source lines come from a file
+    script.write_text(code)
+    runpy.run_path(str(script))
+    assert capsys.readouterr().out == output
