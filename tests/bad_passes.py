@@ -11,16 +11,16 @@ from on_ranks import calls, insert, small, user_pass
 from torch.fx import GraphModule, Node
 
 from workbench.authoring.author import author
-from workbench.checks.bisect import Found, first_growth, first_told
 from workbench.graph.capture import JointGraph, capture
 from workbench.graph.facts import facts_of
 from workbench.graph.partition import ForwardBackward, partition
 from workbench.graph.read.nodes import module_path
+from workbench.lab.bisect.nodes import Found
+from workbench.lab.bisect.search import first_departure, first_told, group_size, inputs_of
 from workbench.passes.inductor_decomposition import DecompositionOptions
 from workbench.passes.registry import find_pass
 from workbench.passes.transformer_block_bucketing import BlockBucketingOptions
 from workbench.pipeline.run_passes import run_joint, run_partitioned
-from workbench.tools.bisect import first_departure, group_size, inputs_of
 from workbench.world.mesh import current_world
 
 ATEN = torch.ops.aten
@@ -186,14 +186,6 @@ def multiplies_what_does_not_fit(gm: GraphModule) -> GraphModule:
     return gm
 
 
-def keeps_a_copy(gm: GraphModule) -> GraphModule:
-    """Same numbers; the embedding lies twice in memory until its gradient."""
-    embedding = calls(gm, "aten.embedding")[0]
-    last = list(embedding.users)[-1]
-    last.replace_input_with(embedding, insert(gm, embedding, ATEN.clone.default, embedding))
-    return gm
-
-
 def does_nothing(gm: GraphModule) -> GraphModule:
     return gm
 
@@ -201,7 +193,7 @@ def does_nothing(gm: GraphModule) -> GraphModule:
 JOINT: tuple[Callable[[GraphModule], GraphModule], ...] = (
     scales_a_gradient, swaps_arguments, drops_an_add, rounds, leaves_a_transpose_out, takes_gelu, takes_gelu_anew,
     takes_gelu_and_renames, decomposes_and_errs, gathers_another_weight, sums_gradients, slices_one_off,
-    returns_gradients_swapped, errs_on_rank_1, multiplies_what_does_not_fit, keeps_a_copy, does_nothing)
+    returns_gradients_swapped, errs_on_rank_1, multiplies_what_does_not_fit, does_nothing)
 PARTITIONED = (negates_in_backward, saves_another_tensor, buckets_and_mixes)
 
 
@@ -237,8 +229,6 @@ def _find(what: JointGraph | ForwardBackward, fault: Callable[..., Any], inputs:
             records = run_partitioned(what, names)[0]
             for which, graph in zip(("forward", "backward"), graphs, strict=True):
                 what.replace(which, graph)
-        if fault is keeps_a_copy:
-            return first_growth(records)
         if fault is does_nothing:
             return first_told(records, expected=["sound"])
         return first_departure(records, *inputs, group_size(what.authored))[0]

@@ -16,7 +16,6 @@ _NAMES_BY_MODULE = {
     "authoring.plans": "ParallelPlan",
     "authoring.simple_fsdp": "Precision",
     "authoring.write_weights": "save_weights",
-    "checks.bisect": "Bisection",
     "checks.verdicts": "Outcome Verdict",
     "errors": "WorkbenchError",
     "graph.capture": "JointGraph capture",
@@ -51,7 +50,6 @@ _NAMES_BY_MODULE = {
     "recipe.sections": "PassSpec",
     "tools.as_backend": "as_backend",
     "tools.as_graph_pass": "as_graph_pass",
-    "tools.bisect": "bisect",
     "tools.export.compiled": "compile_recipe",
     "tools.export.run_artifact": "run_artifact",
     "tools.schedule": "compare_schedules",
@@ -65,7 +63,9 @@ _NAMES_BY_MODULE = {
 _HOMES = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names.split()}
 __all__ = sorted(_HOMES)
 _GONE = {
+    "Bisection": "import it from workbench.lab.bisect",
     "Explanation": "import it from workbench.lab.inside_inductor",
+    "bisect": "import it from workbench.lab.bisect",
     "inductor_passes": "import it from workbench.lab.inside_inductor",
     "look_inside": "import it from workbench.lab.inside_inductor",
     "memory_plan": "import it from workbench.lab.memory_budget.plan_table",

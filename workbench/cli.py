@@ -12,17 +12,16 @@ from contextlib import suppress
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 from workbench.errors import WorkbenchError
 from workbench.notebook.lessons import commands
 from workbench.pipeline.progress import loading_torch, telling
 from workbench.recipe import listings
-from workbench.recipe.arguments import add_pairs, count, seconds
-from workbench.recipe.files import print_result, writable
+from workbench.recipe.arguments import Gone, add_pairs, count, seconds
+from workbench.recipe.files import writable
 from workbench.recipe.plugins import COMMANDS, load_plugins
 from workbench.recipe.recipe import Recipe, load_recipe
-from workbench.recipe.wording import counted, json_text
+from workbench.recipe.wording import counted
 from workbench.tools.command_end import FAILED, PASSED, colored, first_rank, run_program, status_of, tell_report
 from workbench.tools.own_files import import_file
 
@@ -93,7 +92,7 @@ def parser() -> argparse.ArgumentParser:
                      help="full: also run each pass's graph against the one it received")
     run.add_argument("--json", type=Path, metavar="FILE", help="also write the report as JSON; - prints it alone")
     run.add_argument("--strict", action="store_true", help="a pass without effect is a failure")
-    run.add_argument("--dump", action=_Gone, nargs="?", help=argparse.SUPPRESS,
+    run.add_argument("--dump", action=Gone, nargs="?", help=argparse.SUPPRESS,
                      const="print(joint) and print_readable() show a graph, and TORCH_LOGS what torch logs of it")
     run.add_argument("--checkpoints", type=Path, metavar="DIR",
                      help="resume from the newest checkpoint in this folder, and save one at the end")
@@ -109,21 +108,6 @@ def parser() -> argparse.ArgumentParser:
                           help="the ranks to come: gloo on CPUs, nccl on GPUs, for which one GPU compiles; auto: nccl "
                           "where a GPU is")
     compiled.add_argument("--out", type=Path, required=True, metavar="DIR", help="a folder that does not exist yet")
-    bisect = commands.add_parser("bisect", help="the first pass that does not hold, and the first node in it",
-                                 description="Build a recipe on its ranks, and run each pass's graph and the graph it "
-                                 "received on the same inputs. Show the first pass that breaks its numerics contract, "
-                                 "and the first node that does, in both graphs with its source line. Or show the "
-                                 "first pass that raises memory, or that had no effect. Exit status: 0 nothing found, "
-                                 "1 something found, 2 bad input.")
-    _add_recipe(bisect, "change the recipe, such as model.n_layers=1; may be repeated")
-    bisect.add_argument("--check", choices=("all", "numerics", "memory", "no_effect"), default="all",
-                        help="what must hold (default all: every verdict, and numerics where the world has values)")
-    bisect.add_argument("--world", choices=("auto", "fake", "gloo", "nccl"), default="auto",
-                        help="as for run; memory and no_effect need no ranks, and auto starts none for them")
-    bisect.add_argument("--json", type=Path, metavar="FILE", help="also write the result as JSON; - prints it alone")
-    bisect.add_argument("--timeout", type=seconds, default=600.0, metavar="S",
-                        help="seconds for all ranks (default 600)")
-
     schedule = commands.add_parser("schedule", help="whether all ranks of a mesh would launch the same collectives",
                                    description="Capture a recipe as several ranks of its mesh on a fake world, and "
                                    "compare their collectives in order. Nothing is run. Exit status: 0 they agree, "
@@ -203,14 +187,6 @@ def _add_set(parser: argparse.ArgumentParser, text: str, form: str = "KEY=VALUE,
     add_pairs(parser, "--set", text, form)
 
 
-class _Gone(argparse.Action):
-    """An option that is refused with what to use, for one release."""
-
-    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any,
-                 option_string: str | None = None) -> None:
-        raise WorkbenchError(f"{option_string} is gone: {self.const}")
-
-
 def _import(files: Sequence[Path]) -> None:
     with telling() as tell:
         for file in files:
@@ -278,18 +254,6 @@ def _compile(args: argparse.Namespace) -> int:
     return PASSED
 
 
-def _bisect(args: argparse.Namespace) -> int:
-    recipe = _recipe(args)
-    writable(args.json)
-    with loading_torch():
-        from workbench.tools.bisect import bisect
-
-    found = bisect(recipe, args.check, world=args.world, timeout=args.timeout)
-    if first_rank():
-        print_result(lambda: found, args.json, lambda: json_text(found.to_dict()))
-    return PASSED if found.ok else FAILED
-
-
 def _schedule(args: argparse.Namespace) -> int:
     recipe = _recipe(args)
     named = all(part.strip().isdecimal() for part in args.ranks.split(","))
@@ -335,7 +299,7 @@ def _tour(args: argparse.Namespace) -> int:
     return PASSED
 
 
-_COMMANDS = {"run": _run, "bisect": _bisect, "compile": _compile,
+_COMMANDS = {"run": _run, "compile": _compile,
              "schedule": _schedule,
              "recipes": listings.recipes, "passes": listings.passes,
              "doctor": _doctor, "tour": _tour, "course": commands.course, "lessons": commands.lessons,

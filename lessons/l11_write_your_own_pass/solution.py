@@ -2,7 +2,8 @@
 
 import torch
 
-from workbench import Effect, bisect, find_nodes, replace_pattern
+from workbench import Effect, find_nodes, replace_pattern
+from workbench.lab.bisect import bisect
 
 
 def effect():

@@ -21,13 +21,13 @@ from workbench.checks.numerics import verdict
 from workbench.checks.record import PassRecord
 from workbench.checks.verdicts import Outcome, Verdict
 from workbench.graph.facts import facts_of
+from workbench.lab.bisect.search import first_departure
 from workbench.passes.registry import RegisteredPass, graph_changed
 from workbench.pipeline.proofs.numerics_proof import compare_graphs, revealing, run_graphs, written_inputs
 from workbench.pipeline.run_passes import copy_graph
 from workbench.pipeline.train import deterministic
 from workbench.recipe.contracts import CONTRACTS, Numerics, Options, PassContract, Stage, declare
 from workbench.recipe.wording import first_line
-from workbench.tools.bisect import first_departure
 from workbench.torch_api.distributed.fake import without_log
 from workbench.torch_api.distributed.symmetric_memory import as_two_operators
 from workbench.world.mesh import current_world
@@ -173,7 +173,7 @@ def _located(record: PassRecord, whole: Subject, tangents: list[Any]) -> list[st
     found = first_departure([record], whole.inputs, tangents, whole.size)[0]
     if found is None:
         return []
-    return [*(p.name for p in (found.before, found.after) if p is not None), *found.new, *found.changed]
+    return [*(p.name for p in (found.before, found.after) if p is not None), *found.changed]
 
 
 def _compared(whole: Subject, record: PassRecord, writer: PassRecord, number: int, inputs: list[Any],

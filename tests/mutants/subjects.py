@@ -17,11 +17,11 @@ from workbench.authoring.plans import ParallelPlan
 from workbench.graph.capture import capture
 from workbench.graph.facts import facts_of, set_facts
 from workbench.graph.partition import partition
+from workbench.lab.bisect.search import inputs_of
 from workbench.pipeline.run_passes import capture_decompositions, run_joint, run_partitioned
 from workbench.pipeline.train import deterministic
 from workbench.recipe.recipe import Recipe, load_recipe
 from workbench.recipe.sections import PassSpec
-from workbench.tools.bisect import inputs_of
 from workbench.world.mesh import World
 
 TINY = {"model.n_layers": 1, "model.dim": 16, "model.n_heads": 2, "model.ffn_dim": 32, "data.seq_len": 16}

@@ -9,7 +9,8 @@ import pytest
 import torch
 from on_ranks import calls, insert, small, user_pass
 
-from workbench import bisect, run
+from workbench import run
+from workbench.lab.bisect import bisect
 from workbench.lab.float8 import Float8Options
 from workbench.passes.registry import find_pass
 
@@ -64,6 +65,6 @@ def doubles_a_scale(gm):
 @pytest.mark.nightly
 def test_bisect_finds_a_broken_scale(pool2):
     with user_pass("doubles_a_scale", doubles_a_scale, numerics="lossy", tolerance=0.4):
-        found = bisect(recipe("doubles_a_scale"), "numerics", world=pool2, progress=False).found
+        found = bisect(recipe("doubles_a_scale"), world=pool2, progress=False).found
     assert found is not None and found.record == "doubles_a_scale" and "break 'lossy'" in found.problem
     assert found.after is not None and found.after.module == "layers.0.feed_forward.w1"

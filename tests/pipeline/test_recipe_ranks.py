@@ -10,7 +10,8 @@ import cloudpickle
 import pytest
 from on_ranks import small
 
-from workbench import WorkbenchError, bisect, run
+from workbench import WorkbenchError, run
+from workbench.lab.bisect import bisect
 from workbench.pipeline.recipe_ranks import on_ranks
 from workbench.pipeline.run import _start
 from workbench.world.mesh import current_world

@@ -79,6 +79,11 @@ def compare_one(a: Any, b: Any, bound: float | None) -> tuple[str, float]:
     return (f"norm-relative difference {relative:.1e}, bound {bound:.1e}" if not relative <= bound else ""), relative
 
 
+def copies(values: Sequence[Any]) -> list[Any]:
+    """Clones of the tensors and the other values as they are, for a run that may write to its inputs."""
+    return [v.detach().clone() if isinstance(v, torch.Tensor) else v for v in values]
+
+
 def coarsest(values: Sequence[Any]) -> torch.dtype:
     """The floating dtype with the largest eps among the tensors; float32 if there is none."""
     found = {v.dtype for v in values if isinstance(v, torch.Tensor) and v.is_floating_point()}

@@ -1,6 +1,7 @@
 """What the workbench can do beside its core: one folder a capability, each of which the core works without.
 
     async_tensor_parallel  a tensor-parallel collective and its products in one operator
+    bisect                 the first pass that fails a check, and its first wrong node; `workbench bisect`
     calibration            measure this machine, for simulated timelines of it; `workbench calibrate`
     chunked_loss           output layer and cross entropy in pieces of the tokens
     float8                 products of linear layers multiply float8

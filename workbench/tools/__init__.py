@@ -2,7 +2,6 @@
 
     as_backend       our passes under `torch.compile`
     as_graph_pass    our passes in other compilers' pipelines
-    bisect           build a recipe, find the first pass that fails
     command_end      a command's exit status, its errors, and what it leaves running
     compatibility    tables of tests by torch version
     doctor           what this machine can do

@@ -15,9 +15,8 @@ from workbench.authoring.authored import Authored
 from workbench.authoring.microbatches import cut
 from workbench.checks import numerics
 from workbench.checks.collectives import gathered
-from workbench.checks.numerics import Comparison
+from workbench.checks.numerics import Comparison, copies
 from workbench.checks.record import check_eager
-from workbench.checks.values import copies
 from workbench.checks.verdicts import Verdict
 from workbench.graph.callables import graph_of
 from workbench.graph.lower import CompiledStep

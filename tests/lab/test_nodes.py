@@ -7,10 +7,10 @@ import torch.distributed as dist
 from graphs_by_hand import group_name, named
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from workbench.checks.bisect import Bisection, first_node, first_told
-from workbench.checks.matching import Matching
 from workbench.checks.record import PassRecord
-from workbench.checks.values import trace
+from workbench.lab.bisect import Bisection
+from workbench.lab.bisect.nodes import Matching, trace
+from workbench.lab.bisect.search import first_node, first_told
 from workbench.passes.registry import RegisteredPass, graph_changed
 from workbench.recipe.contracts import Numerics, PassContract, Stage
 from workbench.torch_api.aot import clone
@@ -22,8 +22,13 @@ def bitwise(a, b):
     return None
 
 
-def run(gm):
-    return trace([gm], [X, Y], [])
+def record(before, after):
+    item = RegisteredPass(PassContract("mine", Stage.JOINT, Numerics.EXACT, ""), print, graph_changed)
+    return PassRecord(item, None, (before,), (after,), 0.0, 0.0)
+
+
+def run(gm, *inputs):
+    return trace(record(gm, gm), [gm], list(inputs) or [X, Y], [])
 
 
 def test_memory_that_nothing_filled_is_not_compared_and_what_fills_it_is_found():
@@ -38,7 +43,6 @@ def test_memory_that_nothing_filled_is_not_compared_and_what_fills_it_is_found()
     after = clone(before)
     named(after, "copy_")[0].args = (named(after, "aten.empty")[0], after.graph.find_nodes(op="placeholder")[1])
     was, now = run(before), run(after)
-    assert not was.values["joint", empty.name].tensors and was.values["joint", fill.name].tensors
     matching = Matching(was, now, bitwise)
     assert matching.wrong_outputs() == [0]
     key = ("joint", fill.name)
@@ -56,7 +60,7 @@ def resharded():
     rank = dist.get_rank()
     mine = torch.arange(8.0).reshape(2, 4)[rank:rank + 1]
     gm = make_fx(lambda x: [torch.ops._dtensor.shard_dim_alltoall(x, 0, 1, group_name())])(mine)
-    return [v.tensors[0].tolist() for key, v in trace([gm], [mine], []).values.items() if "alltoall" in key[1]]
+    return [v.tensors[0].tolist() for key, v in run(gm, mine).values.items() if "alltoall" in key[1]]
 
 
 def test_a_collective_that_blocks_has_its_value_at_once(pool2):
@@ -83,29 +87,23 @@ def test_values_are_found_under_other_names_and_a_lost_value_is_not():
     assert wrong.first(wrong.suspects()) == (("joint", "other_3"), ("joint", "sin"))
 
 
-def record(before, after):
-    item = RegisteredPass(PassContract("mine", Stage.JOINT, Numerics.EXACT, ""), print, graph_changed)
-    return PassRecord(item, None, (before,), (after,), 0.0, 0.0)
-
-
 def test_compiled_callables_have_no_nodes():
     gm = make_fx(lambda x, y: [x + y])(X, Y)
     found = first_node(record(gm, lambda args: args), run(gm), None, "rank 0: 1 of 1 outputs break 'lossy'", 1)
-    assert found.after is None and found.ranks == (0,)
-    told = repr(Bisection("r", "1 gloo ranks", "numerics", ("mine",), found, {"other": "done while tracing"}))
-    assert told.splitlines() == ["bisect numerics: r on 1 gloo ranks; passes mine",
+    assert found.after is None and found.ranks == (0,) and first_told([]) is None
+    text = repr(Bisection("r", "1 gloo ranks", ("mine",), found, {"other": "done while tracing"}, ("lint",)))
+    assert text.splitlines() == ["bisect: r on 1 gloo ranks; passes mine",
                                  "first pass: 'mine', 1 of 1: rank 0: 1 of 1 outputs break 'lossy'",
-                                 "not checked: pass 'other': done while tracing"]
+                                 "covered: lint", "not checked: pass 'other': done while tracing"]
 
 
-def test_other_shapes_and_numbers_that_are_none_can_be_written():
-    from on_ranks import user_pass
+def test_a_node_that_raises_without_a_word_ends_the_trace_and_is_named():
+    def wordless(x):
+        raise AssertionError
 
-    gm = make_fx(lambda x, y: [x + y])(X, Y)
-    broken = clone(gm)
-    named(broken, "aten.add")[0].target = torch.ops.aten.mm.default
-    with user_pass("mine", lambda gm: gm, numerics=Numerics.EXACT):
-        found = first_node(record(gm, broken), run(gm), run(broken), "its graph raises", 1)
-    data = Bisection("r", "w", "numerics", ("mine",), found, {}).to_dict()
-    assert data["found"]["largest"] is None and data["found"]["after"]["operator"] == "aten.mm"
-    assert first_told([]) is None
+    gm = make_fx(lambda x: [x + 1])(X)
+    add, = named(gm, "add")
+    add.target = wordless
+    add.args = add.args[:1]
+    gm.recompile()
+    assert run(gm, X).raised == (("joint", "add"), "raises AssertionError: AssertionError")

@@ -1,0 +1,332 @@
+"""The first wrong node of a pass: both graphs run on the same inputs, and their nodes matched by value and by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Interpreter, Node
+
+from workbench.checks.numerics import compare_one
+from workbench.graph.callables import graph_of
+from workbench.graph.partition import saved_order
+from workbench.graph.read.memory import Flow
+from workbench.graph.read.nodes import described, output_values, provenance
+from workbench.graph.read.program import node_record
+from workbench.pipeline.proofs.numerics_proof import run_graphs, written_inputs
+from workbench.pipeline.run_passes import PassRecord
+from workbench.recipe.wording import first_line
+from workbench.torch_api.ops import blocks, collective_kind, op_name
+from workbench.torch_api.tree import tree_leaves, tree_map
+
+Key = tuple[str, str]
+"""(graph, node name): the graph is joint, forward or backward."""
+At = tuple[int, int, int]
+"""(graph, collectives up to the node, node order): a rank's error reaches other ranks through a collective alone."""
+Bound = Callable[[torch.Tensor, torch.Tensor], float | None]
+"""The norm-relative difference that two tensors may have; None where their bits must be equal."""
+
+
+@dataclass
+class Value:
+    """The result of one node. reads: the nodes from which it is computed. tensors: host copies by item, 0 for a plain
+    tensor; empty for the step's inputs and for sizes.
+    """
+
+    node: Node
+    key: Key
+    at: At
+    reads: tuple[Key, ...]
+    tensors: dict[int, torch.Tensor] = field(default_factory=dict, repr=False)
+
+
+@dataclass
+class Trace:
+    """One run. outputs: the results and the gradients, without the saved tensors; producers: the node of each, None for
+    a constant. raised: the node at which the run ended, and why.
+    """
+
+    values: dict[Key, Value] = field(default_factory=dict)
+    outputs: list[Any] = field(default_factory=list)
+    producers: list[Key | None] = field(default_factory=list)
+    raised: tuple[Key, str] | None = None
+
+
+class _Recorder(Interpreter):
+    """Runs a graph and records each node's result. Collectives are waited for at once; memory begins as zeros.
+
+    saved: the backward's inputs that the forward gave, and by which node.
+    """
+
+    def __init__(self, graph: GraphModule, part: str, run: Trace, saved: dict[Node, Key]):
+        super().__init__(graph)
+        self.part, self.trace, self.saved = part, run, saved
+        self.collectives = 0
+        self.flow = Flow(graph)
+
+    def __call__(self, *args: Any) -> list[Any]:
+        return list(self.run(*tree_leaves(args), enable_io_processing=False))  # flat arguments, one a placeholder
+
+    def run_node(self, n: Node) -> Any:
+        sends = n.op == "call_function" and collective_kind(n.target) is not None
+        self.collectives += sends
+        key = self.part, n.name
+        at = int(self.part == "backward"), self.collectives, len(self.trace.values)
+        value = self.trace.values[key] = Value(n, key, at, self._reads(n))
+        try:
+            result = super().run_node(n)
+        except Exception as error:
+            self.trace.raised = key, f"raises {type(error).__name__}: {first_line(error)}"
+            raise
+        if sends and not blocks(n.target):
+            result = tree_map(torch.ops._c10d_functional.wait_tensor, result)
+        if op_name(n.target).startswith(("aten.empty", "aten.new_empty")):
+            result.zero_()
+        if n.op in ("call_function", "get_attr") or n in self.saved:
+            value.tensors = _host(n, result)
+        return result
+
+    def _reads(self, n: Node) -> tuple[Key, ...]:
+        """The nodes that it reads, and those that wrote into the memory that it reads."""
+        if n in self.saved:
+            return (self.saved[n],)
+        reads = [(self.part, read.name) for read in n.all_input_nodes]
+        for read in n.all_input_nodes:
+            writers = self.flow.writers.get(self.flow.owner[read], ())
+            reads += [(self.part, writer.name) for writer in writers if writer is not n]
+        return tuple(dict.fromkeys(key for key in reads if key in self.trace.values))
+
+
+def _host(n: Node, result: Any) -> dict[int, torch.Tensor]:
+    """Copies of the tensor, or of the items that the graph reads."""
+    items = result if isinstance(result, list | tuple) else [result]
+    read = {user.args[1] for user in n.users if op_name(user.target) == "operator.getitem"} or {0}
+    return {i: item.detach().to("cpu", copy=True).contiguous() for i, item in enumerate(items)
+            if i in read and isinstance(item, torch.Tensor)}
+
+
+def trace(record: PassRecord, bodies: Sequence[Any], inputs: list[Any], tangents: list[Any]) -> Trace | None:
+    """Run `record.before` or `.after`, and keep every value on the host; None without graphs. Every rank calls it."""
+    graphs = [graph_of(body) for body in bodies]
+    if not all(isinstance(graph, GraphModule) for graph in graphs):
+        return None
+    run = Trace()
+    outputs = [output_values(graph) for graph in graphs]
+    saved: dict[Node, Key] = {}
+    if len(graphs) == 2:
+        order = saved_order(*map(graph_of, record.before))
+        first = len(outputs[0]) - len(order)
+        for i, taker in zip(order, graphs[1].graph.find_nodes(op="placeholder"), strict=False):
+            giver = outputs[0][first + i]
+            if isinstance(giver, Node):
+                saved[taker] = "forward", giver.name
+        outputs[0] = outputs[0][:first]
+    for part, values in zip(record.parts, outputs, strict=True):
+        run.producers += [(part, value.name) if isinstance(value, Node) else None for value in values]
+    recorders = tuple(_Recorder(graph, part, run, saved) for graph, part in zip(graphs, record.parts, strict=True))
+    try:
+        results = run_graphs(record, recorders, inputs, tangents, written_inputs(record, inputs, tangents))
+        run.outputs = results[: len(run.producers)]
+    except Exception:
+        if run.raised is None:
+            raise
+    return run
+
+
+def difference(a: Value, b: Value, bound: Bound) -> str:
+    """How the first item that breaks the contract differs; "" where the values are equal within it."""
+    for item in sorted(a.tensors.keys() & b.tensors.keys()):
+        was, now = a.tensors[item], b.tensors[item]
+        if problem := compare_one(was, now, bound(was, now))[0]:
+            return f"item {item}: {problem}" if len(a.tensors) > 1 else problem
+    return ""
+
+
+class Matching:
+    """`same` maps nodes of `after` to the nodes of `before` that have the same value. Other nodes are new or wrong.
+
+    The counterpart of such a node is the node of the same name, where both come from the same line of the same module;
+    else the node that had its place among a reader's arguments or among the outputs; else one with the same inputs.
+    """
+
+    def __init__(self, before: Trace, after: Trace, bound: Bound):
+        self.before, self.after, self.bound = before, after, bound
+        self.same: dict[Key, Key] = {}
+        for key, value in after.values.items():
+            twin = self._equal(value) if value.tensors else None
+            if twin is not None:
+                self.same[key] = twin
+        self.right = set(self.same)
+        for key, value in after.values.items():  # a node without a value is right where all its inputs are
+            if not value.tensors and self.right.issuperset(value.reads):
+                self.right.add(key)
+
+    def _equal(self, value: Value) -> Key | None:
+        """A node before with this value: of the same name, else of the same line, else where no node has its name."""
+        def equal(other: Value) -> bool:
+            return _shapes(other) == _shapes(value) and not difference(other, value, self.bound)
+
+        if value.key in self.before.values and equal(self.before.values[value.key]):
+            return value.key
+        anywhere = self.namesake(value.key) is None
+        for other in self.before.values.values():
+            if (anywhere or _origin(other.node) == _origin(value.node)) and equal(other):
+                return other.key
+        return None
+
+    def namesake(self, key: Key) -> Key | None:
+        """The node of the same name before, if both come from the same place."""
+        a, b = self.before.values.get(key), self.after.values.get(key)
+        return key if a is not None and b is not None and _origin(a.node) == _origin(b.node) else None
+
+    def _by_place(self, key: Key) -> Key | None:
+        node = self.after.values[key].node
+        for reader in node.users:
+            twin = self.namesake((key[0], reader.name))
+            if twin is None or reader.op == "output":
+                continue
+            for now, was in zip(arguments(reader), arguments(self.before.values[twin].node), strict=False):
+                if now is node and isinstance(was, Node) and (twin[0], was.name) in self.before.values:
+                    return twin[0], was.name
+        for now, was in zip(self.after.producers, self.before.producers, strict=False):
+            if now == key:
+                return was
+        return None
+
+    def _by_reads(self, key: Key, claimed: Collection[Key | None]) -> Key | None:
+        """Where names do not help: a node of the same shape and inputs whose value is lost."""
+        value, kept = self.after.values[key], set(self.same.values())
+        reads = tuple(self.same.get(read) for read in value.reads)
+        alike = [twin for twin in self.before.values.values() if reads and twin.reads == reads
+                 and _shapes(twin) == _shapes(value) and twin.key not in kept and twin.key not in claimed]
+        alike.sort(key=lambda twin: twin.node.target != value.node.target)
+        return alike[0].key if alike else None
+
+    def wrong_outputs(self) -> list[int]:
+        """Indices of the outputs in which the two runs differ."""
+        pairs = enumerate(zip(self.before.outputs, self.after.outputs, strict=False))
+        return [i for i, (a, b) in pairs if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)
+                and compare_one(a, b, self.bound(a, b))[0]]
+
+    def suspects(self) -> list[Key]:
+        """The wrong nodes that reach a wrong output through wrong nodes only, in node order."""
+        todo = [self.after.producers[i] for i in self.wrong_outputs()]
+        reached: set[Key] = set()
+        while todo:
+            key = todo.pop()
+            if key is not None and key not in self.right and key not in reached:
+                reached.add(key)
+                todo += self.after.values[key].reads
+        return [key for key in self.after.values if key in reached]
+
+    def first(self) -> tuple[Key, Key] | None:
+        """The first suspect that has a counterpart, and the counterpart; its inputs are right, or added by the pass."""
+        wrong = [key for key in self.suspects() if self.after.values[key].tensors]
+        known = {key: self.namesake(key) or self._by_place(key) for key in wrong}
+        for key, twin in known.items():
+            twin = twin or self._by_reads(key, known.values())
+            if twin is not None:
+                return key, twin
+        return None
+
+
+def arguments(node: Node) -> list[Any]:
+    """All arguments of a node, flat: nodes and constants."""
+    return list(tree_leaves((node.args, dict(node.kwargs))))
+
+
+def _shapes(value: Value) -> list[Any]:
+    return [(i, tensor.shape, tensor.dtype) for i, tensor in sorted(value.tensors.items())]
+
+
+def _origin(node: Node) -> tuple[str, str, bool]:
+    where = provenance(node)
+    return where.module, where.place, where.backward
+
+
+@dataclass(frozen=True)
+class Place:
+    """One node of one graph. text: its operator and arguments, as in the graph; result: dtype and shape."""
+
+    graph: str
+    name: str
+    operator: str
+    text: str
+    result: str
+    module: str
+    source: str
+
+    def __str__(self) -> str:
+        return f"{self.text}, {self.result}\n{'':<9}{self.module or 'no module'}; {self.source or 'no source line'}"
+
+
+def place_of(value: Value) -> Place:
+    """A node's facts from its graph."""
+    node, record, where = value.node, node_record(value.node), provenance(value.node)
+    source = f"{where.place}: {where.text}" + (" (backward)" if where.backward else "")
+    return Place(value.key[0], node.name, record.target if node.op == "call_function" else node.op, str(record),
+                 described(node.meta.get("val")), where.module, source if where.file else "")
+
+
+@dataclass(frozen=True)
+class Found:
+    """The first place where a check fails. record: the pass. problem: of the whole pass, one line.
+
+    before, after: the node in the graph that the pass received and in the graph that it made; None where there is none.
+    difference, changed: how its value differs, and its arguments. ranks: those on which the check fails here.
+    """
+
+    record: str
+    problem: str
+    before: Place | None = None
+    after: Place | None = None
+    difference: str = ""
+    changed: tuple[str, ...] = ()
+    ranks: tuple[int, ...] = ()
+
+
+def wrong_node(whole: Found, before: Trace, after: Trace, bound: Bound) -> tuple[At, Found] | None:
+    """This rank's first wrong node, or wrong output where all nodes are right, with its place."""
+    matching = Matching(before, after, bound)
+    pair, why = matching.first(), ""
+    if after.raised is not None:
+        key, why = after.raised
+        value, twin = after.values[key], before.values.get(key)
+    elif pair is not None:
+        value, twin = after.values[pair[0]], before.values[pair[1]]
+        why = difference(twin, value, bound) or "no value before to compare with"
+    else:
+        outputs = [(i, before.producers[i], after.producers[i]) for i in matching.wrong_outputs()]
+        named = [(i, was, now) for i, was, now in outputs if was is not None and now is not None]
+        if not named:
+            return None
+        i, was, now = named[0]
+        value, twin = after.values[now], before.values[was]
+        why = f"output {i}: {difference(twin, value, bound) or 'another node is returned'}"
+    changed: tuple[str, ...] = ()
+    if twin is not None and twin.node.name == value.node.name:
+        names = {now[1]: was[1] for now, was in matching.same.items() if now[0] == value.key[0]}
+        changed = _changed(twin, value, names)
+    elif twin is not None:
+        verb = f"{value.node.name} stands where {twin.node.name} stood"
+        changed = (verb if pair else f"{why.partition(':')[0]} was {twin.node.name} and is {value.node.name}",)
+    return value.at, replace(whole, before=place_of(twin) if twin else None, after=place_of(value), difference=why,
+                             changed=changed)
+
+
+def _changed(before: Value, after: Value, names: dict[str, str]) -> tuple[str, ...]:
+    """What differs between a node before and after; `names` maps the new names of renamed nodes to the old ones."""
+    was, now, changes = before.node, after.node, []
+    if now.op == "placeholder" and before.reads != after.reads:
+        changes.append(f"was given {before.reads[0][1]} of the forward, and is given {after.reads[0][1]}")
+    if node_record(was).target != node_record(now).target:
+        changes.append(f"operator was {node_record(was).target} and is {node_record(now).target}")
+    left = {n.name for n in now.graph.nodes}
+    for i, (a, b) in enumerate(zip(arguments(was), arguments(now), strict=False)):
+        a_name, b_name = (v.name if isinstance(v, Node) else repr(v) for v in (a, b))
+        if a_name != b_name and not (isinstance(b, Node) and names.get(b_name) == a_name):
+            gone = ", which is gone" if isinstance(a, Node) and a_name not in left else ""
+            changes.append(f"argument {i} was {a_name}{gone}, and is {b_name}")
+    return tuple(changes)
