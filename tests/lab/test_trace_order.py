@@ -88,8 +88,9 @@ RESULTS = Path(__file__).parents[2] / "benchmarks/results"
 def jobs(folder, lines):
     """The benchmark's first round of each variant that has a trace in `folder`."""
     rounds = map(json.loads, (RESULTS / lines).read_text(encoding="utf-8").splitlines())
-    return [(folder, line["variant"], line) for line in rounds if line["round"] == 0
-            and (RESULTS / folder / f"{line['variant']}.rank0.json.gz").exists() and line["recipe"]["mesh"]["tp"] == 1]
+    last = {line["variant"]: line for line in rounds if line["round"] == 0 and line["recipe"]["mesh"]["tp"] == 1}
+    return [(folder, variant, line) for variant, line in last.items()
+            if (RESULTS / folder / f"{variant}.rank0.json.gz").exists()]
 
 
 ON_ONE = jobs("traces_h100", "traces_h100/steps.jsonl") + jobs("traces_h200", "traces_h200/steps.jsonl")

@@ -1,12 +1,13 @@
 """Recipes: the declaration of a run. Nothing here imports torch.
 
-    arguments    types of the arguments of commands
+    arguments    arguments that commands share
     contracts    PassContract, Options, Stage, Numerics
     edits        change a recipe by dotted key
     files        read users' files, write whole ones
     listings     recipes and passes as text
     model_sizes  sizes of each family's flavors
     plugins      the door for other packages: passes and commands
+    public_names  what a package of declarations lends, imported on use
     recipe       Recipe: read, list, compare
     rules        rules that span sections
     sections     model, mesh, data, passes, training, expectations

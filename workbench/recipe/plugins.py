@@ -1,20 +1,17 @@
 """The door for packages that add to the workbench: the entry-point group `workbench.plugins`.
 
 An entry names a module of declarations, which imports no torch: `declare(PassContract(..., code=MODULE))` for a pass,
-`declare_command(Command(...))` for a command. Their code is named by string, and imported when it is used; so are the
-module's public names, with `__getattr__ = on_use(__name__, {NAME: MODULE})`.
+`declare_command(Command(...))` for a command. Their code is named by string, and imported when it is used.
 """
 
 from __future__ import annotations
 
 import argparse
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from importlib import import_module
 from importlib.metadata import entry_points
-from typing import Any
 
 GROUP = "workbench.plugins"
 
@@ -43,20 +40,6 @@ def declare_command(command: Command) -> Command:
     """Add a command; a second one of its name replaces it."""
     COMMANDS[command.name] = command
     return command
-
-
-def on_use(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
-    """A package's `__getattr__`, which imports a public name when it is first used.
-
-    modules: by name, the module that defines it, such as ".order"; one of the package has another name than what it
-    defines.
-    """
-    def load(name: str) -> Any:
-        if name not in modules:
-            raise AttributeError(f"module {package!r} has no name {name!r}")
-        return getattr(import_module(modules[name], package), name)
-
-    return load
 
 
 @cache

@@ -8,7 +8,8 @@ import argparse
 from pathlib import Path
 
 from workbench.recipe.arguments import Gone, seconds
-from workbench.recipe.plugins import Command, declare_command, on_use
+from workbench.recipe.plugins import Command, declare_command
+from workbench.recipe.public_names import on_use
 
 __getattr__ = on_use(__name__, {"Bisection": ".search", "bisect": ".search"})
 

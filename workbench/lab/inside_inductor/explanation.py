@@ -55,6 +55,7 @@ class Explanation:
     versions: dict[str, str]
     pair: ForwardBackward = field(repr=False, compare=False)
     _joint: JointGraph = field(repr=False, compare=False)
+    _captured: Recipe = field(repr=False, compare=False)
     graphs: tuple[str, ...] = tuple(TITLES)
 
     def again(self, config: Mapping[str, Any], graphs: Collection[str] = tuple(TITLES)[1:]) -> Explanation:
@@ -68,8 +69,8 @@ class Explanation:
             if graph not in TITLES or graph == "module":
                 raise WorkbenchError(f"explain: graph {graph!r} was not captured: take joint, forward or backward")
         with fake_world(self.recipe.mesh.world_size) as world, configured({**_config(self.recipe), **config}):
-            author(self.recipe, world)  # the mesh, whose process groups the graphs know by name
-            passes = _observed(self._joint, self.pair, graphs)
+            author(self.recipe, world)  # the mesh, whose process groups the graphs know by name; passes make others
+            passes = _observed(self._joint, _pair(self._joint, self._captured), graphs)
         return replace(self, passes=passes, graphs=tuple(graph for graph in TITLES if graph in graphs))
 
     def to_json(self) -> str:
@@ -155,17 +156,23 @@ def inductor_passes(
         tell("capture")
         joint = capture_joint(captured, authored)
         run_joint(joint, captured.joint_passes, progress=tell)
-        pair = divide(joint.fork())
-        run_partitioned(pair, captured.passes)
+        pair = _pair(joint, captured)
         tell("Inductor's passes on joint graph, forward and backward")
         passes += _observed(joint, pair, TITLES)
-    return Explanation(recipe, passes, left_out, versions(), pair, joint)
+    return Explanation(recipe, passes, left_out, versions(), pair, joint, captured)
 
 
 def _config(recipe: Recipe) -> dict[str, Any]:
     """The options of Inductor in the recipe's full_inductor_compilation."""
     options = [dict(spec.options) for spec in recipe.passes if spec.name == "full_inductor_compilation"]
     return dict(options[0].get("config", {})) if options else {}
+
+
+def _pair(joint: JointGraph, recipe: Recipe) -> ForwardBackward:
+    """The forward and backward that Inductor receives; `joint` stays open."""
+    pair = divide(joint.fork())
+    run_partitioned(pair, recipe.passes)
+    return pair
 
 
 def _observed(joint: JointGraph, pair: ForwardBackward, graphs: Collection[str]) -> list[InductorPass]:
