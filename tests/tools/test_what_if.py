@@ -74,7 +74,7 @@ class Made(dict):
 
 def keys_of(recipe, world):
     """The key of each call for this recipe, none of which is made."""
-    calls = studies._Calls(Made(), world, [], lambda _: None)
+    calls = studies._Calls(Made(), world, 0, [], lambda _: None)
     studies._graphs(recipe, world, None, calls)
     return [stage.key for stage in calls.stages]
 

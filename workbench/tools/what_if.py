@@ -35,7 +35,7 @@ from workbench.recipe.contracts import Stage
 from workbench.recipe.recipe import Recipe, diff_recipes
 from workbench.recipe.sections import PassSpec, listed
 from workbench.recipe.wording import aligned
-from workbench.tools.fingerprint import fingerprint
+from workbench.tools.fingerprint import Sources, fingerprint
 from workbench.tools.variant import Difference, Figures, Ran, Variant, figures_of, verdicts_of
 from workbench.torch_api.garbage import uncollected
 from workbench.torch_api.inductor import lowering
@@ -71,8 +71,9 @@ class Study:
     does.
 
     The cache holds the stages of the last 8 variants, in the memory of this process. A result is reused where its
-    inputs are the same: what the stage reads of the recipe, the code of the stage and of what it calls, as loaded, the
-    files that options name, torch's version and the world. The garbage collector is paused during an answer.
+    inputs are the same: what the stage reads of the recipe, the code of a pass or model that was defined in a notebook,
+    the files that options name, torch's version and the world. Where a file of your own modules was edited, all stages
+    run again. The garbage collector is paused during an answer.
     """
 
     def __init__(self, recipe: Recipe, world: World, device: str, progress: Progress) -> None:
@@ -84,6 +85,7 @@ class Study:
         self._undo: list[Variant] = []
         self._stages: list[_Stage] = []
         self._garbage = 0
+        self._sources = Sources()
         started = time.perf_counter()
         with uncollected():
             self.now, self.ran = self._answer(recipe, None)
@@ -165,7 +167,7 @@ class Study:
     def _answer(self, recipe: Recipe, plan: ParallelPlan | None) -> tuple[Variant, list[Ran]]:
         check_buildable(recipe, self.world.kind)
         with deterministic(recipe.training.deterministic), telling(self.progress) as tell:
-            calls = _Calls(self._kept, self.world, self._stages, tell)
+            calls = _Calls(self._kept, self.world, self._sources.look(), self._stages, tell)
             split = _graphs(recipe, self.world, plan, calls)
             if calls.key not in self._figures:
                 compiled = split.known.has_pass_of(Stage.LOWERING)
@@ -212,16 +214,20 @@ def what_if(recipe: Recipe, world: World, *, device: str = "h100", progress: Pro
 class _Calls:
     """The calls of one answer: each is made once for what it reads, and for the calls before it."""
 
-    def __init__(self, kept: dict[str, Any], world: World, previous: Sequence[_Stage], tell: Callable[[str], Any]):
+    def __init__(self, kept: dict[str, Any], world: World, edits: int, previous: Sequence[_Stage],
+                 tell: Callable[[str], Any]):
         self.kept, self.tell = kept, tell
         self.previous = {stage.name: stage for stage in previous}
         self.stages: list[_Stage] = []
         self.ran: list[Ran] = []
-        self.key = fingerprint(torch.__version__, world.kind, world.size, world.rank, str(world.device))
+        self.key = fingerprint(edits, torch.__version__, world.kind, world.size, world.rank, str(world.device))
 
     def __call__(self, name: str, function: Callable[..., T], *args: Any, reads: Mapping[str, Any]) -> T:
-        """`function(*args)`, from memory where `reads` and all calls before this one are as they were."""
-        parts = {part: fingerprint(_read(value) if part == "options" else value) for part, value in reads.items()}
+        """`function(*args)`, from memory where `reads` and all calls before this one are as they were.
+
+        reads: code and plans as objects, recipe and options as text, since equal texts may be pickled in two ways.
+        """
+        parts = {part: fingerprint(value) for part, value in reads.items()}
         self.key = fingerprint(self.key, name, parts)
         stage = _Stage(name, parts, self.key)
         if self.key not in self.kept:
@@ -240,9 +246,9 @@ def _graphs(recipe: Recipe, world: World, plan: ParallelPlan | None, call: _Call
     table, whole = capture_decompositions(recipe.joint_passes) is not None, is_whole(recipe)
     code: Any = author_module, random_tokens, find_family(recipe.model.family)
     authored = call("author", partial(author, plan=plan), recipe, world, reads={
-        "recipe": recipe.model_dump(exclude=_LATER), "plan": plan, "code": code})
+        "recipe": repr(recipe.model_dump(exclude=_LATER)), "plan": plan, "code": code})
     joint = call("capture", capture_joint, recipe, authored, reads={
-        "recipe": (table, whole, recipe.capture), "code": (capture, lowering.decomposition_table)})
+        "recipe": repr((table, whole, recipe.capture)), "code": (capture, lowering.decomposition_table)})
     for spec in recipe.joint_passes:
         joint = call(spec.name, _after_joint, joint, spec, reads=_reads(spec))
     tags = [find_pass(spec.name).partition_effect for spec in recipe.joint_passes]
@@ -252,7 +258,7 @@ def _graphs(recipe: Recipe, world: World, plan: ParallelPlan | None, call: _Call
         split = call(spec.name, _after_split, split, spec, reads=_reads(spec))
     if whole:
         update = recipe.training.model_dump(include={"clip", "nan_norm", "accumulate"})
-        split = call("join", _joined, recipe, split, reads={"recipe": (update, table), "code": (join,)})
+        split = call("join", _joined, recipe, split, reads={"recipe": repr((update, table)), "code": join})
         for spec in recipe.passes[len(early):]:
             split = call(spec.name, _after_split, split, spec, reads=_reads(spec))
     return split
@@ -262,7 +268,7 @@ def _reads(spec: PassSpec) -> dict[str, Any]:
     item = find_pass(spec.name)
     options = choose(spec, tuple(Stage), "what_if")[1]
     proofs = item.effect, item.partition_effect, item.order_costs, item.promised, item.executed
-    return {"options": options, "code": (item.function, item.contract, proofs)}
+    return {"options": repr(_read(options)), "code": (item.function, item.contract, proofs)}
 
 
 def _after_joint(joint: JointGraph, spec: PassSpec) -> JointGraph:
