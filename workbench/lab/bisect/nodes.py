@@ -31,14 +31,15 @@ Bound = Callable[[torch.Tensor, torch.Tensor], float | None]
 
 @dataclass
 class Value:
-    """The result of one node. reads: the nodes from which it is computed. tensors: host copies by item, 0 for a plain
-    tensor; empty for the step's inputs and for sizes.
+    """The result of one node. reads: the nodes from which it is computed. origin: module, line and direction.
+    tensors: host copies by item, 0 for a plain tensor; empty for the step's inputs and for sizes.
     """
 
     node: Node
     key: Key
     at: At
     reads: tuple[Key, ...]
+    origin: tuple[str, str, bool]
     tensors: dict[int, torch.Tensor] = field(default_factory=dict, repr=False)
 
 
@@ -74,7 +75,9 @@ class _Recorder(Interpreter):
         self.collectives += sends
         key = self.part, n.name
         at = int(self.part == "backward"), self.collectives, len(self.trace.values)
-        value = self.trace.values[key] = Value(n, key, at, self._reads(n))
+        where = provenance(n)
+        value = Value(n, key, at, self._reads(n), (where.module, where.place, where.backward))
+        self.trace.values[key] = value
         try:
             result = super().run_node(n)
         except Exception as error:
@@ -153,6 +156,9 @@ class Matching:
 
     def __init__(self, before: Trace, after: Trace, bound: Bound):
         self.before, self.after, self.bound = before, after, bound
+        self.alike: dict[Any, list[Value]] = {}
+        for value in before.values.values():
+            self.alike.setdefault(_shapes(value), []).append(value)
         self.same: dict[Key, Key] = {}
         for key, value in after.values.items():
             twin = self._equal(value) if value.tensors else None
@@ -165,21 +171,18 @@ class Matching:
 
     def _equal(self, value: Value) -> Key | None:
         """A node before with this value: of the same name, else of the same line, else where no node has its name."""
-        def equal(other: Value) -> bool:
-            return _shapes(other) == _shapes(value) and not difference(other, value, self.bound)
-
-        if value.key in self.before.values and equal(self.before.values[value.key]):
-            return value.key
-        anywhere = self.namesake(value.key) is None
-        for other in self.before.values.values():
-            if (anywhere or _origin(other.node) == _origin(value.node)) and equal(other):
+        namesake, twin = self.namesake(value.key), self.before.values.get(value.key)
+        candidates = self.alike.get(_shapes(value), [])
+        for other in sorted(candidates, key=lambda candidate: candidate is not twin):
+            allowed = other is twin or namesake is None or other.origin == value.origin
+            if allowed and not difference(other, value, self.bound):
                 return other.key
         return None
 
     def namesake(self, key: Key) -> Key | None:
         """The node of the same name before, if both come from the same place."""
         a, b = self.before.values.get(key), self.after.values.get(key)
-        return key if a is not None and b is not None and _origin(a.node) == _origin(b.node) else None
+        return key if a is not None and b is not None and a.origin == b.origin else None
 
     def _by_place(self, key: Key) -> Key | None:
         node = self.after.values[key].node
@@ -199,8 +202,8 @@ class Matching:
         """Where names do not help: a node of the same shape and inputs whose value is lost."""
         value, kept = self.after.values[key], set(self.same.values())
         reads = tuple(self.same.get(read) for read in value.reads)
-        alike = [twin for twin in self.before.values.values() if reads and twin.reads == reads
-                 and _shapes(twin) == _shapes(value) and twin.key not in kept and twin.key not in claimed]
+        alike = [twin for twin in self.alike.get(_shapes(value), ()) if reads and twin.reads == reads
+                 and twin.key not in kept and twin.key not in claimed]
         alike.sort(key=lambda twin: twin.node.target != value.node.target)
         return alike[0].key if alike else None
 
@@ -237,13 +240,8 @@ def arguments(node: Node) -> list[Any]:
     return list(tree_leaves((node.args, dict(node.kwargs))))
 
 
-def _shapes(value: Value) -> list[Any]:
-    return [(i, tensor.shape, tensor.dtype) for i, tensor in sorted(value.tensors.items())]
-
-
-def _origin(node: Node) -> tuple[str, str, bool]:
-    where = provenance(node)
-    return where.module, where.place, where.backward
+def _shapes(value: Value) -> tuple[Any, ...]:
+    return tuple((i, tensor.shape, tensor.dtype) for i, tensor in sorted(value.tensors.items()))
 
 
 @dataclass(frozen=True)
