@@ -84,7 +84,7 @@ def rows(recipes: dict[str, tuple[str, list[str]]], changes: list[str], repeats:
         recipe, own = recipes[name]
         words = ["run", recipe, "--world", "nccl" if on_gpus else "gloo", "--set", *changes, *own]
         if way == "artifact":
-            words = ["run", "--artifact", str(places[name] / "artifact")]
+            words = ["run-artifact", str(places[name] / "artifact")]
         cache = places[name] / f"{'loaded' if way == 'artifact' else 'built'}{turn}"
         yield {"recipe": name, "way": way} | tried(name, way, measured, words, cache, folder / "report.json")
 

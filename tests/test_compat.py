@@ -12,11 +12,10 @@ from workbench.checks.verdicts import Outcome
 from workbench.graph.capture import capture
 from workbench.graph.lower import compile_step
 from workbench.graph.partition import partition
+from workbench.lab.artifacts import compile_recipe, run_artifact
 from workbench.pipeline.build import build
 from workbench.pipeline.proofs.numerics_proof import prove_numerics
 from workbench.pipeline.run import run
-from workbench.tools.export.compiled import compile_recipe
-from workbench.tools.export.run_artifact import run_artifact
 from workbench.world.fake import fake_world
 from workbench.world.mesh import current_world
 from workbench.world.ranks import RankError

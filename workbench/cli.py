@@ -21,8 +21,7 @@ from workbench.recipe.arguments import Gone, add_pairs, count, seconds
 from workbench.recipe.files import writable
 from workbench.recipe.plugins import COMMANDS, load_plugins
 from workbench.recipe.recipe import Recipe, load_recipe
-from workbench.recipe.wording import counted
-from workbench.tools.command_end import FAILED, PASSED, colored, first_rank, run_program, status_of, tell_report
+from workbench.tools.command_end import FAILED, PASSED, colored, run_program, status_of, tell_report
 from workbench.tools.own_files import import_file
 
 
@@ -81,11 +80,11 @@ def parser() -> argparse.ArgumentParser:
                               description="Build and train a recipe on its ranks, and report what each pass did and "
                               "proved. Also works under torchrun. Exit status: 0 everything held, 1 something failed, "
                               "2 bad input.")
-    _add_recipe(run, "change the recipe, such as mesh.tp=2 or training.lr=1e-3; may be repeated", nargs="?")
-    run.add_argument("--artifact", type=Path, metavar="DIR", help="in place of RECIPE: run what `workbench compile` "
-                     "wrote, without capture or compilation; it is code, so run only what you trust")
-    run.add_argument("--verify", action="store_true", help="with --artifact: each rank captures the recipe too, and "
-                     "compares its graphs with those that were compiled")
+    _add_recipe(run, "change the recipe, such as mesh.tp=2 or training.lr=1e-3; may be repeated")
+    run.add_argument("--artifact", action=Gone, nargs="?", help=argparse.SUPPRESS,
+                     const="workbench run-artifact DIR trains from an artifact")
+    run.add_argument("--verify", action=Gone, nargs=0, help=argparse.SUPPRESS,
+                     const="workbench run-artifact DIR --verify compares the graphs")
     run.add_argument("--world", choices=("auto", "fake", "gloo", "nccl"), default="auto",
                      help="auto: nccl where there are enough GPUs, else gloo; fake: build only, no ranks needed")
     run.add_argument("--level", choices=("light", "full"), default="light",
@@ -99,15 +98,6 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--save-every", type=count, metavar="N", help="with --checkpoints: save every N steps too")
     run.add_argument("--timeout", type=seconds, default=600.0, metavar="S", help="seconds for all ranks (default 600)")
 
-    compiled = commands.add_parser("compile", help="write a recipe's compiled step, which all ranks load at once",
-                                   description="Capture, transform and lower a recipe as each of its ranks, in one "
-                                   "process without any other rank, and write the code that runs, as "
-                                   "`workbench run --artifact DIR` loads it. Nothing is trained.")
-    _add_recipe(compiled, "change the recipe, such as mesh.tp=2; may be repeated")
-    compiled.add_argument("--world", choices=("auto", "gloo", "nccl"), default="auto",
-                          help="the ranks to come: gloo on CPUs, nccl on GPUs, for which one GPU compiles; auto: nccl "
-                          "where a GPU is")
-    compiled.add_argument("--out", type=Path, required=True, metavar="DIR", help="a folder that does not exist yet")
     schedule = commands.add_parser("schedule", help="whether all ranks of a mesh would launch the same collectives",
                                    description="Capture a recipe as several ranks of its mesh on a fake world, and "
                                    "compare their collectives in order. Nothing is run. Exit status: 0 they agree, "
@@ -171,8 +161,8 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def _add_recipe(parser: argparse.ArgumentParser, changes: str, nargs: str | None = None) -> None:
-    parser.add_argument("recipe", metavar="RECIPE", nargs=nargs,
+def _add_recipe(parser: argparse.ArgumentParser, changes: str) -> None:
+    parser.add_argument("recipe", metavar="RECIPE",
                         help="a name from `workbench recipes`, or a path to a TOML file")
     _add_set(parser, changes)
     _add_import(parser)
@@ -201,12 +191,6 @@ def _recipe(args: argparse.Namespace) -> Recipe:
 
 
 def _run(args: argparse.Namespace) -> int:
-    if args.artifact is not None:
-        return _run_artifact(args)
-    if args.verify:
-        raise WorkbenchError("run --verify: it compares an artifact with each rank's own capture: give --artifact DIR")
-    if args.recipe is None:
-        raise WorkbenchError("run: give a RECIPE, or --artifact DIR")
     recipe = _recipe(args)
     if args.strict:
         recipe = recipe.model_copy(update={"strict": True})
@@ -219,39 +203,6 @@ def _run(args: argparse.Namespace) -> int:
     report = run(recipe, world=args.world, level=args.level, timeout=args.timeout, checkpoints=args.checkpoints,
                  save_every=args.save_every)
     return tell_report(report, args)
-
-
-def _run_artifact(args: argparse.Namespace) -> int:
-    given = {"--strict": args.strict, "--level": args.level != "light", "--world": args.world != "auto"}
-    if wrong := [name for name, value in given.items() if value]:
-        raise WorkbenchError(f"run --artifact {args.artifact}: leave out {wrong[0]}: an artifact has its recipe, built "
-                             "for one kind of ranks")
-    writable(args.json)
-    with loading_torch():
-        from workbench.tools.export.artifact import read
-        from workbench.tools.export.run_artifact import run_artifact
-
-    if args.recipe is not None:
-        raise WorkbenchError(f"run {args.recipe} --artifact {args.artifact}: leave out {args.recipe}: the artifact was "
-                             f"compiled from recipe {read(args.artifact).recipe['name']!r}")
-    if first_rank():
-        print(f"workbench: running the code in {args.artifact}: run only artifacts that you trust", file=sys.stderr)
-    _import(args.files)
-    report = run_artifact(args.artifact, changes=dict(args.set), timeout=args.timeout, checkpoints=args.checkpoints,
-                          save_every=args.save_every, verify=args.verify)
-    return tell_report(report, args)
-
-
-def _compile(args: argparse.Namespace) -> int:
-    recipe = _recipe(args)
-    with loading_torch():
-        from workbench.tools.export.compiled import compile_recipe
-
-    made = compile_recipe(recipe, args.out, world=args.world)
-    lowered = len(made.programs)
-    print(f"{args.out}: the step of {counted(len(made.ranks), 'rank')} as {counted(lowered, 'program')}, and its "
-          f"verdicts\nworkbench run --artifact {args.out}")
-    return PASSED
 
 
 def _schedule(args: argparse.Namespace) -> int:
@@ -299,8 +250,6 @@ def _tour(args: argparse.Namespace) -> int:
     return PASSED
 
 
-_COMMANDS = {"run": _run, "compile": _compile,
-             "schedule": _schedule,
-             "recipes": listings.recipes, "passes": listings.passes,
+_COMMANDS = {"run": _run, "schedule": _schedule, "recipes": listings.recipes, "passes": listings.passes,
              "doctor": _doctor, "tour": _tour, "course": commands.course, "lessons": commands.lessons,
              "check": commands.check, "hint": commands.hint}

@@ -1,4 +1,4 @@
-"""The user's files: imported once, refused by name, and read for what a recipe uses of them."""
+"""The user's files: imported once, and refused by name."""
 
 from __future__ import annotations
 
@@ -9,11 +9,8 @@ from pathlib import Path
 import pytest
 
 from workbench.cli import main
-from workbench.errors import WorkbenchError
 from workbench.passes import registry
 from workbench.recipe.contracts import CONTRACTS
-from workbench.recipe.recipe import Recipe
-from workbench.tools.export.artifact import own_sources
 from workbench.tools.own_files import import_file
 
 PASS_FILE = """\
@@ -27,7 +24,6 @@ def marks(gm, example_inputs, *, options):
     next(iter(gm.graph.nodes)).meta[MARK] = True
     return gm
 """
-MARKED = Recipe(name="own", joint_passes=("marks",))
 
 
 @pytest.fixture(autouse=True)
@@ -37,19 +33,12 @@ def marks_go(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     sys.modules.pop("own_passes", None), CONTRACTS.pop("marks", None), registry._PASSES.pop("marks", None)
 
 
-def test_a_file_is_imported_once_and_its_whole_text_is_the_source(tmp_path: Path) -> None:
+def test_a_file_is_imported_once(tmp_path: Path) -> None:
     file = tmp_path / "own_passes.py"
     file.write_text(PASS_FILE)
     import_file(file)
     import_file(file)  # it is there already
     assert CONTRACTS["marks"].source == "user" and sys.path[0] == str(tmp_path)
-    assert own_sources(MARKED) == PASS_FILE and own_sources(Recipe(name="none")) == ""
-
-
-def test_a_pass_without_a_source_is_named() -> None:
-    exec(PASS_FILE, {"__name__": "nowhere"})
-    with pytest.raises(WorkbenchError, match="the source of pass 'marks' cannot be found"):
-        own_sources(MARKED)
 
 
 def test_another_path_to_a_file_that_can_be_found_already_is_the_same_file(tmp_path, monkeypatch) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
+from torch.fx import GraphModule
 
 from workbench.errors import WorkbenchError
 from workbench.graph.capture import title
@@ -77,13 +78,31 @@ class PairFunction:
     def backward(self, saved: list[Any], tangent: torch.Tensor, given: Sequence[Any]) -> list[Any]:
         """For each of `given` its gradient, or None. Empties `saved`."""
         saved.append(tangent)
-        found = dict(zip(self.gradients, self.bodies[1](saved), strict=True))
+        outputs = zip(self.gradients, self.bodies[1](saved), strict=True)
+        found = {name: value for name, value in outputs if isinstance(value, torch.Tensor)}  # no mesh
         names = [*self.names, *[None] * (len(given) - len(self.names))]
         return [_like(found.get(name), value) if name else None for name, value in zip(names, given, strict=True)]
 
 
 def _shards(given: Sequence[Any]) -> list[Any]:
     return [shard_of(value) if isinstance(value, torch.Tensor) else value for value in given]
+
+
+def inputs_by_name(forward: GraphModule, names: Sequence[str]) -> Callable[[Sequence[Any]], list[Any]]:
+    """What the forward takes of tensors of these names and a batch: shards, their meshes, and the batch."""
+    inputs = [(aot.parameter_of(n), n.meta["val"]) for n in forward.graph.find_nodes(op="placeholder")]
+
+    def take(values: Sequence[Any]) -> list[Any]:
+        by_name, batch = dict(zip(names, values, strict=False)), iter(values[len(names):])
+        taken: list[Any] = []
+        for name, layout in inputs:
+            if name is None:
+                taken.append(next(batch))
+            else:
+                taken.append(by_name[name].device_mesh if layout is None else shard_of(by_name[name]))
+        return taken
+
+    return take
 
 
 def _like(gradient: Any, parameter: Any) -> Any:

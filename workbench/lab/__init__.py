@@ -1,5 +1,6 @@
 """What the workbench can do beside its core: one folder a capability, each of which the core works without.
 
+    artifacts              compile once, start on all ranks without capture
     async_tensor_parallel  a tensor-parallel collective and its products in one operator
     bisect                 the first pass that fails a check, and its first wrong node; `workbench bisect`
     calibration            measure this machine, for simulated timelines of it; `workbench calibrate`

@@ -114,15 +114,6 @@ def among_ranks(world: WorldChoice | RankPool) -> TypeGuard[WorldChoice]:
     return not isinstance(world, RankPool) and (dist.is_initialized() or launched())
 
 
-def ranks_there(world: WorldChoice | RankPool) -> int | None:
-    """How many ranks there are already: a pool's, or those of this process's world; None where new ones are started."""
-    if isinstance(world, RankPool):
-        return world.size
-    if dist.is_initialized():
-        return current_world().size
-    return int(os.environ["WORLD_SIZE"]) if launched() else None
-
-
 @contextmanager
 def joined(recipe: Recipe, kind: WorldChoice = "auto", *, timeout: float = 600.0) -> Iterator[World]:
     """The world that this process is a rank of already, or that torchrun started it for: left again at the end.

@@ -5,7 +5,6 @@
     command_end      a command's exit status, its errors, and what it leaves running
     compatibility    tables of tests by torch version
     doctor           what this machine can do
-    export           a recipe as a compiled step
     fingerprint      fingerprints of code and data
     own_files        import the user's files
     schedule         whether all ranks launch the same collectives

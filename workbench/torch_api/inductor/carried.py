@@ -11,7 +11,6 @@ triton/runtime/cache.py (`FileCacheManager.get_group`).
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import os
 import re
@@ -127,13 +126,6 @@ def install_kernels(folder: Path, gpu: int | None = None) -> None:
             target = Path(triton_cache_dir(gpu or 0), *inside.parts[1:])
         if not target.exists():
             _copy(built, target)
-
-
-def import_runtime() -> None:
-    """Import what Inductor's code imports: that takes seconds, and is no part of loading a kernel."""
-    for name in ("hooks", "utils", "codegen.memory_planning", "async_compile", "select_algorithm",
-                 "runtime.triton_heuristics"):
-        importlib.import_module(f"torch._inductor.{name}")
 
 
 @contextlib.contextmanager

@@ -1,0 +1,433 @@
+"""A compiled step as files: every rank trains from it as from its own build, and what does not fit is refused unrun."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from full_disk import files_of_at_most
+
+from workbench import RankError, Recipe, WorkbenchError, load_recipe, ranks, run
+from workbench.checks.verdicts import Outcome
+from workbench.cli import main
+from workbench.lab.artifacts import all_ranks, compile_recipe, folder, run_artifact
+from workbench.lab.artifacts.all_ranks import transform
+from workbench.lab.artifacts.folder import MANIFEST, SUMS, made_of, new_folder, read_manifest
+from workbench.lab.artifacts.program import digests, load_step, read_program, run_once
+from workbench.recipe.wording import json_text
+from workbench.tools.own_files import import_file
+from workbench.torch_api import aot
+from workbench.world.fake import fake_world
+from workbench.world.ranks import RankPool
+
+pytestmark = [pytest.mark.integration, pytest.mark.ranks]  # one worker compiles for all
+ROOT = Path(__file__).parents[2]
+TINY: dict[str, Any] = {"model.n_layers": 1, "data.seq_len": 16, "training.steps": 3}
+CUDAGRAPHS = ("llama3_full_inductor_block_bucketing_cudagraph", "llama3_block_bucketing_cudagraph")
+
+
+def tiny(name: str, dp: int, tp: int, **changes: Any) -> Recipe:
+    mesh = {"mesh.dp_shard": dp, "mesh.tp": tp}
+    return load_recipe(name).override(TINY | mesh | {key.replace("__", "."): changes[key] for key in changes})
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An artifact of a small recipe on two ranks of tensor parallelism, which no test changes."""
+    out = tmp_path_factory.mktemp("artifacts") / "tp2"
+    compile_recipe(tiny("llama3", 1, 2), out)
+    return out
+
+
+@pytest.fixture
+def mine(compiled: Path, tmp_path: Path) -> Path:
+    """A copy of it, to be damaged."""
+    return Path(shutil.copytree(compiled, tmp_path / "copy"))
+
+
+def reseal(artifact: Path, **changes: Any) -> None:
+    """Change the manifest, as if the artifact had been compiled so."""
+    manifest = replace(read_manifest(artifact), **changes)
+    (artifact / MANIFEST).write_text(json_text(asdict(manifest)))
+    hashes = folder._hashes(artifact)
+    (artifact / SUMS).write_text("".join(f"{value}  {name}\n" for name, value in hashes.items()))
+
+
+def trains_as_a_build_does(recipe: Recipe, out: Path, pool: RankPool) -> None:
+    """To the losses and norms of a build, bitwise, from graphs that each rank captures too."""
+    loaded = run_artifact(out, world=pool, verify=True, progress=False).training
+    built = run(recipe, world=pool, progress=False).training
+    assert loaded is not None and built is not None and len(loaded.losses) == recipe.training.steps
+    assert (loaded.losses, loaded.norms) == (built.losses, built.norms)
+
+
+def test_two_ranks_of_tensor_parallelism_have_two_programs(compiled: Path) -> None:
+    """The part of the vocabulary that a rank holds is a constant of its graph."""
+    manifest = read_manifest(compiled)
+    assert manifest.ranks == [0, 1] and manifest.programs[0] != manifest.programs[1]
+    assert "tp" in read_program(compiled / "program_0.pt", None).groups
+    with fake_world(2, 1) as world:
+        assert digests(transform(tiny("llama3", 1, 2), world)[0]) == manifest.programs[1]
+    assert compiled.stat().st_mode & 0o777 == 0o700
+
+
+def test_the_commands_write_one_program_for_equal_ranks_and_train_from_it(
+        tmp_path: Path, pool2: RankPool, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    changes = [f"{key}={value}" for key, value in TINY.items()]
+    line = ["compile", "llama3", "--set", "mesh.dp_shard=2", "mesh.tp=1", *changes, "--out", str(out)]
+    assert main(line) == 0 and read_manifest(out).ranks == [0, 0]
+    assert (f"{out}: the step of 2 ranks as 1 program, and its verdicts\nworkbench run-artifact {out}"
+            in capsys.readouterr().out)
+    trains_as_a_build_does(tiny("llama3", 2, 1), out, pool2)
+    capsys.readouterr()
+    assert main(["run-artifact", str(out), "--verify", "--set", "training.steps=2"]) == 0
+    shown = capsys.readouterr()
+    assert "in 2 steps" in shown.out and "run only artifacts that you trust" in shown.err
+
+
+@pytest.mark.nightly
+def test_torchrun_trains_from_an_artifact_as_new_ranks_do(compiled: Path, pool2: RankPool, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m",
+               "workbench", "run-artifact", str(compiled), "--set", "training.steps=2", "--json",
+               str(tmp_path / "r.json")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("llama3 on 2 gloo ranks (tp 2)") == 1 and done.stdout.splitlines()[-1] == "PASS"
+    assert done.stderr.count("run only artifacts that you trust") == 1
+    loaded = run_artifact(compiled, world=pool2, changes={"training.steps": 2}, progress=False).training
+    assert loaded is not None
+    assert json.loads((tmp_path / "r.json").read_text())["training"]["losses"] == loaded.losses
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("name", "tp", "changes"), [
+    ("llama3_block_bucketing", 1, {"capture": "traced"}),
+    ("llama3_full_inductor_block_bucketing", 1, {}),
+    ("llama3_whole_step", 1, {}),
+    ("llama3_regional", 1, {}),
+    ("llama3_flex", 1, {}),
+    ("llama3_checkpointing_block_bucketing", 2, {}),
+    ("deepseek_v3", 2, {"model__n_layers": 2}),  # its first layer has no experts
+    ("deepseek_v3_block_bucketing", 2, {"model__n_layers": 2}),
+])
+def test_each_kind_of_step_trains_as_a_build_does(name: str, tp: int, changes: dict[str, Any], tmp_path: Path,
+                                                  request: pytest.FixtureRequest) -> None:
+    recipe = tiny(name, 2, tp, **changes)
+    compile_recipe(recipe, tmp_path / "out")
+    trains_as_a_build_does(recipe, tmp_path / "out", request.getfixturevalue(f"pool{2 * tp}"))
+    if "inductor" in name:
+        assert any((tmp_path / "out" / "kernels").rglob("*.so"))
+
+
+def test_training_resumes_and_takes_another_learning_rate(compiled: Path, tmp_path: Path,
+                                                          pool2: RankPool) -> None:
+    def losses(**keywords: Any) -> list[float]:
+        training = run_artifact(compiled, world=pool2, progress=False, **keywords).training
+        assert training is not None
+        return training.losses
+
+    first = losses(checkpoints=tmp_path / "c")
+    more = losses(checkpoints=tmp_path / "c", changes={"training.steps": 5, "training.read_loss_every": 2})
+    other = losses(changes={"training.lr": 1e-9})
+    assert len(more) == 2 and other[0] == first[0] and other[1:] != first[1:]
+
+
+@pytest.mark.nightly
+def test_a_program_of_another_rank_is_told_by_each_rank_s_own_capture(mine: Path, pool2: RankPool) -> None:
+    reseal(mine, ranks=[1, 0])
+    with pytest.raises(RankError, match="rank 0 captures other graphs here than those that the artifact was made of"):
+        run_artifact(mine, world=pool2, verify=True, progress=False)
+
+
+def test_an_artifact_for_gpus_is_refused_by_ranks_on_cpus(mine: Path, pool2: RankPool,
+                                                          monkeypatch: pytest.MonkeyPatch) -> None:
+    reseal(mine, world="nccl")
+    monkeypatch.setattr(all_ranks, "require_same", lambda *_: None)
+    with pytest.raises(RankError, match="is compiled for nccl ranks, and these are gloo: start others"):
+        run_artifact(mine, world=pool2, progress=False)
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "changed": (lambda to: (to / "program_0.pt").open("ab").write(b"more"), "program_0.pt was changed"),
+    "truncated": (lambda to: os.truncate(to / "program_1.pt", 1000), "program_1.pt was changed"),
+    "missing": (lambda to: (to / "program_1.pt").unlink(), "program_1.pt is missing"),
+    "added": (lambda to: (to / "more.py").write_text("x = 1"), "more.py was added"),
+    "manifest": (lambda to: (to / MANIFEST).write_text("{}"), "manifest.json was changed"),
+    "sums truncated": (lambda to: os.truncate(to / SUMS, 90), "manifest.json was changed"),
+    "sums missing": (lambda to: (to / SUMS).unlink(), "is no artifact (SHA256SUMS: [Errno 2] No such file"),
+}
+
+
+@pytest.mark.parametrize("what", DAMAGE)
+def test_what_was_damaged_is_refused_and_none_of_it_is_run(what: str, mine: Path,
+                                                           monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(all_ranks, "on_ranks", lambda *_, **__: pytest.fail("ranks were started"))
+    damage, message = DAMAGE[what]
+    damage(mine)
+    with pytest.raises(WorkbenchError) as caught:
+        run_artifact(mine, progress=False)
+    assert message in str(caught.value) and str(mine) in str(caught.value)
+
+
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"mesh.tp": 4, "training.steps": 2}, "mesh.tp was 2 and is 4 here"),
+    ({"data.seq_len": 32, "capture": "traced"},
+     "data.seq_len was 16 and is 32 here; capture was joint and is traced here"),
+    ({"mesh.tp": 2, "training.steps": 2}, ""),  # as it was
+])
+def test_another_mesh_or_recipe_is_refused_with_both_values(
+        changes: dict[str, Any], message: str, compiled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(all_ranks, "on_ranks", mock.Mock(side_effect=WorkbenchError("it goes on")))
+    with pytest.raises(WorkbenchError) as caught:
+        run_artifact(compiled, changes=changes, progress=False)
+    assert str(caught.value) == (
+        f"artifact {compiled}: {message}: compile the recipe again, or change training.steps, training.lr, "
+        "training.read_loss_every, data.path alone" if message else "it goes on")
+
+
+def test_what_was_made_for_something_else_is_refused_by_name(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(all_ranks, "on_ranks", lambda *_, **__: pytest.fail("ranks were started"))
+    here = read_manifest(mine).made_of
+    for name in ("torch", "Python", "device", "the source of this package"):
+        reseal(mine, made_of=here | {name: "another"})
+        with pytest.raises(WorkbenchError, match=f"{name} was another and is .* here: compile the recipe again, here"):
+            run_artifact(mine, progress=False)
+
+
+OWN = '''
+import workbench
+
+
+@workbench.register_pass("odd_rank", stage="partitioned", numerics="exact")
+def odd_rank(gm, example_inputs, *, options):
+    """{}"""
+    import torch.distributed as dist
+    for node in gm.graph.nodes:
+        if dist.get_rank() == 1 and "reduce_scatter" in str(node.target):
+            other = "sum" if node.args[1] != "sum" else "avg"
+            node.args = (node.args[0], other, *node.args[2:])
+            break
+    return gm
+'''
+
+
+def test_a_pass_of_one_s_own_that_has_changed_makes_another_artifact(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe, file = tiny("llama3", 2, 1), tmp_path / "odd_own_pass.py"
+    file.write_text(OWN.format("Nothing."))
+    import_file(file)
+    own = recipe.override({"passes": ["odd_rank"]})
+    before = made_of(own, "gloo")
+    file.write_text(OWN.format("Nothing, in other words."))
+    now = made_of(own, "gloo")
+    assert [name for name in now if now[name] != before[name]] == ["the source of pass 'odd_rank'"]
+    exec(OWN.format("Nowhere."), {"__name__": "nowhere"})
+    with pytest.raises(WorkbenchError, match="the source of pass 'odd_rank' cannot be found: define it in a file"):
+        made_of(own, "gloo")
+    monkeypatch.setattr(folder, "PACKAGE", tmp_path)
+    assert made_of(recipe, "gloo")["the source of this package"] != before["the source of this package"]
+
+
+@pytest.mark.nightly
+def test_ranks_that_would_launch_other_collectives_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "odd_launches.py"
+    file.write_text(OWN.format("Rank 1 reduces otherwise."))
+    import_file(file)
+    with pytest.raises(WorkbenchError, match="rank 1 would run .*reduce_scatter"):
+        compile_recipe(tiny("llama3", 2, 1, passes=["odd_rank"]), tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["odd_launches.py"]
+
+
+def test_a_disk_that_fills_leaves_nothing(tmp_path: Path) -> None:
+    with (pytest.raises(WorkbenchError, match="out: the artifact cannot be written: File too large$"),
+          new_folder(tmp_path / "out") as part, files_of_at_most(4096)):
+        (part / "program_0.pt").write_bytes(bytes(10_000))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_of_two_that_write_one_artifact_the_second_is_refused(tmp_path: Path) -> None:
+    with (pytest.raises(WorkbenchError, match="out: the artifact cannot be written: Directory not empty"),
+          new_folder(tmp_path / "out") as part):
+        with new_folder(tmp_path / "out") as other:
+            (other / "first").touch()
+        (part / "second").touch()
+    assert sorted(path.name for path in tmp_path.rglob("*")) == [SUMS, "first", "out"]
+
+
+@pytest.mark.parametrize(("line", "message"), [
+    (["run", "--artifact", "x"], "--artifact is gone: workbench run-artifact DIR"),
+    (["run", "llama3", "--verify"], "--verify is gone: workbench run-artifact DIR --verify"),
+    (["run-artifact", "no/such"], "no/such is no artifact (SHA256SUMS: [Errno 2] No such file or directory"),
+    (["compile", "llama3", "--out", "."], ". exists already: remove it, or give another folder"),
+])
+def test_wrong_lines_say_what_to_give(line: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(line) == 2 and message in capsys.readouterr().err
+
+
+def test_a_second_backward_is_refused(compiled: Path, pool2: RankPool) -> None:
+    assert pool2.run(_twice, compiled)[0] == (
+        "the compiled step of llama3: its backward ran already, and what its forward saved is freed: run the forward "
+        "again")
+
+
+def _twice(artifact: Path) -> str:
+    step = _loaded(artifact)
+    loss: Any = step(*step.pair.authored.example_batch())
+    loss.backward()
+    assert all(p.grad is not None and p.grad.placements == p.placements for p in step.module.parameters())
+    try:
+        loss.backward()
+    except WorkbenchError as error:
+        return str(error)
+    return "nothing was raised"
+
+
+def _loaded(artifact: Path) -> Any:
+    from workbench import author, current_world
+    from workbench.recipe.recipe import parse_recipe
+
+    world, manifest = current_world(), read_manifest(artifact)
+    file = artifact / f"program_{manifest.ranks[world.rank]}.pt"
+    authored = author(parse_recipe(manifest.recipe, "test"), world)
+    return load_step(authored, read_program(file, world.device.index))[0]
+
+
+REHEARSED = '''
+import workbench
+from workbench.graph.replay_rehearsal import Rehearsal
+from workbench.passes.cudagraph import CudagraphOptions, cudagraph, replayed
+
+
+def after_one(before, after, options):
+    """What `replayed` says."""
+    return replayed(before, after, CudagraphOptions(warmup=1))
+
+
+@workbench.register_pass("rehearsed", stage="replay", numerics="exact", effect=after_one)
+def rehearsed(body, example_inputs, *, options):
+    """On a CPU, what `cudagraph` does on a GPU."""
+    body.step.recorder = body.step.recorder or Rehearsal()
+    return cudagraph(body, example_inputs, options=CudagraphOptions(warmup=1))
+'''
+
+
+@pytest.mark.parametrize("step", ["pair", pytest.param("whole", marks=pytest.mark.nightly)])
+def test_a_step_that_is_replayed_trains_as_a_build_does(step: str, tmp_path: Path, pool2: RankPool) -> None:
+    """The ranks make the replay: it is nowhere in the files."""
+    file = tmp_path / f"rehearsed_{step}.py"
+    file.write_text(REHEARSED)
+    import_file(file)
+    recipe = tiny("llama3", 2, 1, training__step=step, training__steps=4, passes=["rehearsed"])
+    compile_recipe(recipe, tmp_path / "out", world="gloo")
+    loaded = run_artifact(tmp_path / "out", world=pool2, progress=False)
+    built = run(recipe, world=pool2, progress=False)
+    assert loaded.training is not None and built.training is not None
+    assert (loaded.training.losses, loaded.training.norms) == (built.training.losses, built.training.norms)
+    effects = [report.pass_row("rehearsed").verdict("effect") for report in (loaded, built)]
+    assert [effect.outcome for effect in effects] == [Outcome.PASS] * 2
+    assert effects[0].evidence["replays"] == ([3, 3] if step == "pair" else [3])
+    assert effects[0].evidence == effects[1].evidence  # as many inputs at fixed addresses, and as many copied
+
+
+@pytest.mark.parametrize("step", ["pair", pytest.param("whole", marks=pytest.mark.nightly)])
+def test_every_body_runs_once_on_zeros_in_the_layout_of_its_inputs(step: str) -> None:
+    def layouts(values: list[Any]) -> list[Any]:
+        return [(v.shape, v.stride(), v.dtype) for v in values if isinstance(v, torch.Tensor)]
+
+    seen: list[Any] = []
+
+    def noting(graph: torch.fx.GraphModule) -> Callable[[list[Any]], Any]:
+        body = aot.boxed(graph)
+
+        def call(args: list[Any]) -> Any:
+            seen.append(layouts(args))
+            return body(args)
+
+        return call
+
+    with fake_world(2) as world:
+        graphs = transform(tiny("llama3", 2, 1, training__step=step), world)[0].graphs
+        run_once(graphs, [noting(graph) for graph in graphs])
+    inputs = [[node.meta.get("val") for node in graph.graph.find_nodes(op="placeholder")] for graph in graphs]
+    assert seen == list(map(layouts, inputs)) and len(seen) == (2 if step == "pair" else 1)
+
+
+def test_what_one_gpu_cannot_compile_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not torch.cuda.is_available():
+        with pytest.raises(WorkbenchError, match="world nccl needs GPUs, and no CUDA GPU can be used here"):
+            compile_recipe(tiny("llama3", 2, 1), tmp_path / "out", world="nccl")
+        with pytest.raises(WorkbenchError, match="pass 'cudagraph' needs CUDA"):
+            compile_recipe(tiny(CUDAGRAPHS[0], 2, 1), tmp_path / "out")
+    for name in ("refuse_nccl", "check_buildable"):
+        monkeypatch.setattr(all_ranks, name, lambda *_: None)
+    recipe = tiny("llama3", 1, 2, passes=["async_tensor_parallel"])
+    with pytest.raises(WorkbenchError, match="'async_tensor_parallel' reserves memory that GPUs share"):
+        compile_recipe(recipe, tmp_path / "out", world="nccl")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.multi_gpu(2)
+@pytest.mark.parametrize(("name", "changes"), [
+    ("llama3_block_bucketing", {}), *((name, {}) for name in CUDAGRAPHS), ("llama3_whole_step", {}),
+    ("llama3_whole_step", {"passes": ["transformer_block_bucketing", "full_inductor_compilation", "cudagraph"]}),
+    ("llama3_flex_block_bucketing_regional_cudagraph", {"data__seq_len": 256}),
+])
+def test_two_gpus_train_as_a_build_does(name: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    """One GPU compiles for both."""
+    recipe, out = tiny(name, 2, 1, training__steps=6, **changes), tmp_path / "out"
+    assert len(compile_recipe(recipe, out, world="nccl").ranks) == 2
+    with ranks(2, backend="nccl", timeout=280, echo="none") as pool:
+        loaded = run_artifact(out, world=pool, verify=True, progress=False)
+        built = run(recipe, world=pool, progress=False)
+    assert loaded.training is not None and built.training is not None
+    assert torch.allclose(torch.tensor(loaded.training.losses), torch.tensor(built.training.losses), rtol=1e-5)
+    if "cudagraph" in recipe.pass_names:
+        effect = loaded.pass_row("cudagraph").verdict("effect")
+        assert effect is not None and effect.outcome is Outcome.PASS and min(effect.evidence["replays"]) > 0
+
+
+@pytest.mark.multi_gpu(2)
+@pytest.mark.parametrize("carried", [True, False], ids=["with its kernels", "without them"])
+def test_no_kernel_is_compiled_or_tuned_at_load(carried: bool, tmp_path: Path) -> None:
+    recipe = tiny("llama3_full_inductor_block_bucketing", 2, 1, training__deterministic=False)
+    compile_recipe(recipe, tmp_path / "out", world="nccl")
+    with ranks(2, backend="nccl", timeout=200, echo="none") as pool:
+        counts = pool.run(compilations, tmp_path / "out", tmp_path / "cache", carried)
+    assert all((built == tuned == 0) if carried else (built and tuned) for built, tuned in counts), counts
+
+
+def compilations(artifact: Path, cache: Path, carried: bool) -> tuple[int, int]:
+    """How many kernels this rank compiled, and how many it tuned, from loading the artifact to the end of a step."""
+    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+
+    from workbench import current_world
+    from workbench.torch_api.inductor.carried import install_kernels
+
+    rank, tuned = current_world().rank, list[str]()
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache / str(rank))
+    os.environ.pop("TRITON_CACHE_DIR", None)
+    timed = CachingAutotuner.benchmark_all_configs
+
+    def noted(self: Any, *args: Any, **keywords: Any) -> Any:
+        tuned.append(self.fn.__name__)
+        return timed(self, *args, **keywords)
+
+    if carried:
+        install_kernels(artifact / "kernels", rank)
+    with mock.patch.object(CachingAutotuner, "benchmark_all_configs", noted):
+        step = _loaded(artifact)
+        step(*step.pair.authored.example_batch()).backward()
+    here, there = (Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]), artifact / "kernels")
+    built = {path.parts[-2:] for path in here.rglob("*.cubin")}
+    return len(built - {path.parts[-2:] for path in there.rglob("*.cubin")} if carried else built), len(tuned)

@@ -1,0 +1,59 @@
+"""Compile once, start on all ranks without capture: a recipe's compiled step as files.
+
+`compile_recipe` and `workbench compile` write the folder, `run_artifact` and `workbench run-artifact` train from it.
+
+    all_ranks  the program of each rank from one process, and training from them
+    folder     an artifact's files: written whole, and compared before any of them runs
+    program    one rank's step: what is written of it, and how it is loaded
+"""
+
+import argparse
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from workbench.recipe.arguments import count, seconds
+from workbench.recipe.plugins import Command, declare_command
+
+_FILES = {"compile_recipe": "all_ranks", "run_artifact": "all_ranks"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _FILES:
+        raise AttributeError(name)
+    return getattr(import_module(f"{__name__}.{_FILES[name]}"), name)
+
+
+def _of_compile(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--world", choices=("auto", "gloo", "nccl"), default="auto",
+                        help="the ranks to come; one GPU compiles for nccl, which auto takes where a GPU is")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="a folder that does not exist yet")
+
+
+def _of_run(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("artifact", type=Path, metavar="DIR",
+                        help="what `workbench compile` wrote; it is code, so run only what you trust")
+    parser.add_argument("--verify", action="store_true",
+                        help="each rank captures the recipe too, and compares its graphs with the compiled ones")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the report as JSON; - prints it alone")
+    parser.add_argument("--checkpoints", type=Path, metavar="DIR",
+                        help="resume from the newest checkpoint in this folder, and save one at the end")
+    parser.add_argument("--save-every", type=count, metavar="N", help="with --checkpoints: save every N steps too")
+    parser.add_argument("--timeout", type=seconds, default=600.0, metavar="S",
+                        help="seconds for all ranks (default 600)")
+
+
+declare_command(Command(
+    "compile", "write a recipe's compiled step, which all ranks load at once",
+    "Capture, transform and lower a recipe as each of its ranks, in one process without any other rank, and write the "
+    "code that runs, for `workbench run-artifact DIR`. Nothing is trained.",
+    _of_compile, "workbench.lab.artifacts.all_ranks:compile_command",
+    recipe="change the recipe, such as mesh.tp=2; may be repeated",
+))
+declare_command(Command(
+    "run-artifact", "train from what `workbench compile` wrote",
+    "Train from a compiled step on all of its ranks, without capture or compilation, and report. Also works under "
+    "torchrun. Exit status: 0 everything held, 1 something failed, 2 bad input.",
+    _of_run, "workbench.lab.artifacts.all_ranks:run_command",
+    changes="change training.steps, training.lr, training.read_loss_every or data.path; may be repeated",
+))
