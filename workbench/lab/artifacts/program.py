@@ -42,7 +42,7 @@ from workbench.torch_api.inductor.written_code import Boxed, Compiled, WrittenGr
 @dataclass(frozen=True)
 class Program:
     """A step on one rank. groups: the names of its process groups, in order. pair, whole: arguments of ForwardBackward,
-    and of StepGraph or None. rows, pipeline: verdicts on its passes, as in a report.
+    and of StepGraph where it is one. rows, pipeline: verdicts on its passes, as in a report.
     """
 
     graphs: dict[Part, WrittenGraph]
@@ -50,7 +50,7 @@ class Program:
     flop: int
     facts: StepFacts
     pair: dict[str, Any]
-    whole: dict[str, Any] | None
+    whole: dict[str, Any]
     gradients: list[str | None]
     saved_bytes: int
     rows: list[PassRow]
@@ -85,10 +85,8 @@ def lower(split: Split, groups: list[str], flop: int) -> Program:
     descs = [graph.graph.output_node().meta["desc"] for graph in pair.graphs]
     arguments = {"parameters": pair.parameters, "buffers": pair.buffers, "inputs": pair.inputs,
                  "writes": tuple(filter(None, map(aot.written_by, descs[0])))}
-    whole = None
-    if isinstance(split, StepGraph):
-        names = ("trained", "update", "microbatches")
-        whole = {name: getattr(split, name) for name in names}
+    names = ("trained", "update", "microbatches") if isinstance(split, StepGraph) else ()
+    whole = {name: getattr(split, name) for name in names}
     facts = StepFacts(split.facts.results, tuple(saved_order(*pair.graphs)))
     rows = [pass_row(record, recipe) for record in split.known.records]
     return Program(graphs, groups, flop, facts, arguments, whole,
@@ -153,7 +151,7 @@ def load_step(authored: Authored, program: Program
     pair = ForwardBackward((slots[0], slots[-1]), authored, function=function, **program.pair)
     pair.facts = program.facts
     split: Split = pair
-    if program.whole is not None:
+    if program.whole:
         split = StepGraph(pair, slots[0].graph, parameters=(), gradients={}, **program.whole)
     split.known.bodies = loaded = tuple(slot.body for slot in slots)
     passes = recipe_of(authored).passes
