@@ -8,20 +8,13 @@
 """
 
 import argparse
-from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 from workbench.recipe.arguments import count, seconds
 from workbench.recipe.plugins import Command, declare_command
+from workbench.recipe.public_names import on_use
 
-_FILES = {"compile_recipe": "all_ranks", "run_artifact": "all_ranks"}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _FILES:
-        raise AttributeError(name)
-    return getattr(import_module(f"{__name__}.{_FILES[name]}"), name)
+__getattr__ = on_use(__name__, {"compile_recipe": ".all_ranks", "run_artifact": ".all_ranks"})
 
 
 def _of_compile(parser: argparse.ArgumentParser) -> None:

@@ -85,9 +85,8 @@ def require_same(there: dict[str, str], here: dict[str, str], folder: Path) -> N
 
 @contextlib.contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
-    """A folder beside `out`, private to its user, that takes its name at the end, and is gone after an error.
-
-    Raises WorkbenchError where `out` exists, or nothing can be written.
+    """A private folder beside `out`, which takes its name at the end, and is gone after an error. WorkbenchError where
+    `out` exists, or nothing can be written.
     """
     if out.exists():
         raise WorkbenchError(f"{out} exists already: remove it, or give another folder")
