@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 from on_ranks import build_with, calls, insert
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import Graph, GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointPolicy
@@ -45,12 +45,6 @@ def without_metadata(gm):
 def out_of_order(gm):
     mm = calls(gm, "aten.mm")[0]
     next(iter(mm.users)).append(mm)
-    return gm
-
-
-def changed_placeholder(gm):
-    first = gm.graph.find_nodes(op="placeholder")[0]
-    first.meta["val"] = first.meta["val"].new_empty((3, 5))
     return gm
 
 
@@ -132,36 +126,9 @@ def round_a_constant(gm):
     return gm
 
 
-def other_order(gm):
-    """The first reduce-scatter becomes a gather and a sum of the four parts, last to first."""
-    start = calls(gm, SCATTER)[0]
-    wait = next(u for u in start.users)
-    value, operator, size, group = start.args
-    assert isinstance(size, int) and size == 4
-    rank, rows = dist.get_rank(), wait.meta["val"].shape[0]
-    aten, c10d = torch.ops.aten, torch.ops._c10d_functional
-    whole = insert(gm, wait, c10d.all_gather_into_tensor.default, value, size, group)
-    at = insert(gm, whole, c10d.wait_tensor.default, whole)
-    parts: list[Node] = []
-    for i in range(size):
-        first = (i * size + rank) * rows
-        parts.append(insert(gm, (parts or [at])[-1], aten.slice.Tensor, at, 0, first, first + rows))
-    a, b, c, d = parts
-    left = insert(gm, d, aten.add.Tensor, d, b)
-    right = insert(gm, left, aten.add.Tensor, c, a)
-    total = insert(gm, right, aten.add.Tensor, left, right)
-    scaled = insert(gm, total, aten.mul.Tensor, total, 0.25 if operator == "avg" else 1.0)
-    wait.replace_all_uses_with(scaled, delete_user_cb=lambda user: user not in (whole, at, *parts))
-    gm.graph.erase_node(wait)
-    gm.graph.erase_node(start)
-    return gm
-
-
 def strict_build(recipe):
     try:
         build(recipe.override({"strict": True}), current_world())
     except WorkbenchError as error:
         return str(error)
     return ""
-
-

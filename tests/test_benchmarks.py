@@ -69,10 +69,6 @@ def eager_distances(described: Recipe) -> dict[str, float]:
     ({"dp_shard": 2, "tp": 2, "ep": 2}, {}),
     ({"dp_shard": 2, "tp": 2, "ep": 2, "ep_over": "dp_shard x tp"}, {"dispatch": "capacity"}),
     ({"dp_replicate": 2, "dp_shard": 2, "ep": 2}, {}),
-    *(pytest.param(*each, marks=pytest.mark.nightly) for each in (
-        ({"dp_shard": 2, "tp": 2, "ep": 4, "ep_over": "dp_shard x tp"}, {}),
-        ({"dp_shard": 4, "ep": 2}, {}),
-        ({"dp_shard": 2, "tp": 2}, {"n_experts": 6}))),
 ], ids=str)
 def test_fsdp2_with_experts_trains_what_ours_trains(pool4, mesh, model):
     given: dict[str, Any] = dict(

@@ -16,13 +16,10 @@ BOTH = "dp_shard x tp"
     ("mesh", "model"),
     [
         (FSDP_TP | {"ep": 2}, {}),
-        pytest.param(FSDP_TP | {"ep": 4, "ep_over": BOTH}, {}, marks=pytest.mark.nightly),
         (FSDP_TP | {"ep": 2, "ep_over": BOTH}, {"q_lora_rank": 12}),
-        pytest.param(FSDP_TP, {}, marks=pytest.mark.nightly),
         (FSDP | {"ep": 2}, {"n_experts": 2, "n_groups": 1, "top_groups": 1}),  # one expert a rank: FSDP cuts inside it
         (HSDP | {"ep": 2}, {"score": "softmax", "normalise": False}),
         (FSDP_TP | {"ep": 2}, {"dispatch": "capacity", "capacity_factor": 8.0}),
-        pytest.param({"tp": 4, "ep": 4, "ep_over": BOTH}, {}, marks=pytest.mark.nightly),
     ],
     ids=str,
 )

@@ -96,7 +96,31 @@ def add_noise(gm):
         gm.graph.call_function(torch.ops.aten.rand_like.default, (relu,)).meta["val"] = relu.meta["val"]
 
 
+def says_another_dtype(gm):
+    mm = named(gm, "aten.mm")[0]
+    mm.meta["val"] = mm.meta["val"].to(torch.bfloat16)
+
+
+def says_another_shape(gm):
+    mm = named(gm, "aten.mm")[0]
+    mm.meta["val"] = mm.meta["val"].new_empty(3, 4)
+
+
+def says_another_device(gm):
+    mm = named(gm, "aten.mm")[0]
+    mm.meta["val"] = mm.meta["val"].to("meta")
+
+
+def multiplies_what_does_not_fit(gm):
+    mm = named(gm, "aten.mm")[0]
+    mm.args = (mm.args[0], mm.args[0])
+
+
 FAULTS = {
+    says_another_dtype: "node mm says that its result is bfloat16 [3, 8] on cpu, and aten.mm gives float32 [3, 8]",
+    says_another_shape: "its result is float32 [3, 4] on cpu, and aten.mm gives float32 [3, 8]",
+    says_another_device: "float32 [3, 8] on meta, and aten.mm gives float32 [3, 8] on cpu: set its meta['val']",
+    multiplies_what_does_not_fit: "node mm: aten.mm cannot take x_1, x_1 (a and b must have same reduction dim",
     drop_wait: "without a wait", read_before_wait: "read by mm without a wait",
     lose_output: "2 outputs before, 1 after (lost relu): return as many",
     other_dtype: "output 1 (_to_copy_default) was float32[3, 8] on cpu and is bfloat16",
@@ -201,6 +225,19 @@ def test_items_that_one_operator_made_lie_apart(fake4):
     first, second, *_ = (n for n in gm.graph.nodes if "getitem" in n.name)
     assert reduced(gm, first, first) == ["the input of collective all_reduce_default is written by zero__default "
                                          "without a wait"]
+
+
+@pytest.mark.parametrize(("items", "said"), [(1, "gives float32 [3, 8] on cpu, float32 [3, 1] on cpu"),
+                                             (None, "operator.getitem cannot take native_layer_norm")])
+def test_what_an_operator_of_several_results_gives(fake4, capfd, items, said):
+    gm = trace(lambda x: torch.ops.aten.native_layer_norm(x, [8], None, None, 1e-5)[:1], shards(4)[2])
+    before, (norm,) = clone(gm), named(gm, "native_layer_norm")
+    if items:
+        norm.meta["val"] = norm.meta["val"][:items]
+    else:
+        item = next(n for n in gm.graph.nodes if "getitem" in n.name)
+        item.args = (norm, 99)
+    assert said in lint((before,), (gm,)).message and "Traceback" not in capfd.readouterr().err
 
 
 def test_a_collective_that_blocks_needs_no_wait(fake4):

@@ -15,10 +15,7 @@ from odd import damaged, edited, edits, holds, is_a_sentence, json_values
 
 from workbench.cli import main
 from workbench.errors import WorkbenchError
-from workbench.graph.read.measured_costs import FORMAT_VERSION, _kept
 from workbench.lab.traces import read_order
-from workbench.notebook import recorded_figures
-from workbench.notebook.lessons.lesson import load_lesson
 from workbench.tools import compatibility
 from workbench.torch_api.devices.profile import MACHINES, load_profile, measured_spec
 from workbench.world.fake import fake_world
@@ -76,41 +73,6 @@ def test_a_table_of_results_is_used_or_refused(tmp_path: Path) -> None:
     holds(5000, check, odd(COMPAT))
 
 
-FIGURE = {"step": {"rows": [{"a": 1}], "machine": {"gpus": ["H200"]}, "versions": {"torch": "2.13.0"}, "date": "x"}}
-
-
-def test_recorded_figures_are_shown_or_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lesson = load_lesson("00_tour")
-    path = tmp_path / "course" / "00_tour.json"
-    path.parent.mkdir()
-    monkeypatch.setattr(recorded_figures, "results_dir", lambda: tmp_path)
-
-    def check(text: bytes) -> None:
-        path.write_bytes(text)
-        found = refused(lambda: recorded_figures.on_gpus(lesson, "step", lambda: [], gpus=64), str(path))
-        assert found is None or (repr(found) and found.rows is not None)
-
-    holds(5000, check, odd(FIGURE))
-
-
-HERE = {"torch": torch.__version__, "device": "cpu"}
-ESTIMATES = {"format_version": FORMAT_VERSION, **HERE, "milliseconds": {"aten.mm(1, 1)": 0.5, "aten.add(1)": 0.25}}
-
-
-def test_kept_estimates_are_used_or_refused(tmp_path: Path) -> None:
-    path = tmp_path / "estimates.json"
-
-    def check(text: bytes) -> None:
-        path.write_bytes(text)
-        found = refused(lambda: _kept(path, HERE), str(path))
-        if found is not None:
-            assert all(isinstance(ms, (int, float)) and 0 <= ms < float("inf") for ms in found.values())
-
-    holds(5000, check, odd(ESTIMATES))
-
-
 def _trace() -> dict[str, Any]:
     parts = [("kernel", "gemm", 0, 50, {"device": 0, "stream": 7, "correlation": 1}),
              ("cuda_runtime", "cudaLaunchKernel", -9, 2, {"correlation": 1}),
@@ -152,19 +114,6 @@ def test_an_odd_trace_is_read_or_refused(
     holds(10_000, lambda given, more: check(*given, more), st.one_of(
         st.tuples(odd(sound), st.just(False)), st.tuples(odd(sound).map(gzip.compress), st.just(True)),
         st.tuples(packed, st.just(True)), st.tuples(odd(sound), st.just(True))), options)
-
-
-def test_odd_traces_of_several_ranks_are_read_or_refused(tmp_path: Path) -> None:
-    sound = _trace()
-    paths = [tmp_path / "a.json", tmp_path / "b.json"]
-
-    def check(one: bytes, other: bytes) -> None:
-        for path, text in zip(paths, (one, other), strict=True):
-            path.write_bytes(text)
-        found = refused(lambda: read_order(paths), ".json")
-        assert found is None or (str(found) and found.to_json())
-
-    holds(2000, check, odd(sound), odd(sound | {"distributedInfo": {"rank": 1, "world_size": 2}}))
 
 
 @pytest.mark.usefixtures("fake4")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import signal
@@ -14,7 +13,7 @@ from typing import Any
 
 import pytest
 from hypothesis import strategies as st
-from odd import damaged, edited, edits, holds, is_a_sentence, json_values, python_values
+from odd import damaged, holds, is_a_sentence, python_values
 
 from workbench import build, fake_world, load_recipe
 from workbench.notebook.views import GraphView, PassStepper
@@ -31,30 +30,6 @@ def views() -> list[Any]:
         step = build(recipe, world)
         last = step.records[-1]
         return [GraphView(dict(zip(last.parts, last.before, strict=True))), PassStepper(step.records)]
-
-
-ASKED = [{"id": "1", "call": call, "args": args} for call, args in [
-    ("view", {"opened": None}), ("view", {"opened": ["forward"], "fold": False, "step": 0, "part": "joint"}),
-    ("find", {"query": "mm"}), ("way", {"id": "forward/mm", "opened": [], "fold": True}), ("details", {"id": "a"}),
-    ("first", {"step": 1, "part": "forward"}), ("step", {"step": 0, "part": ""}), ("steps", {}),
-    ("hunks", {"step": 1, "part": "backward", "context": 1}), ("trait_change", {}), ("module", {})]]
-
-
-def test_a_view_answers_any_message(views: list[Any]) -> None:
-    """With a value, the module, or a sentence, and with the message's id."""
-    def check(which: int, asked: int, changes: list[Any]) -> None:
-        view, sent = views[which % len(views)], []
-        view.send = lambda content, buffers=None: sent.append(content)
-        message = edited({"m": ASKED[asked]}, changes).get("m")
-        view._answer(None, message, [])
-        ((content),) = sent
-        json.dumps(content)
-        if "error" in content:
-            is_a_sentence(content["error"])
-        given = message.get("id") if isinstance(message, dict) else None
-        assert len(content) == 1 if "module" in content else [content["id"]] == [given]  # in lists, NaN equals itself
-
-    holds(3000, check, st.integers(0, 1), st.integers(0, len(ASKED) - 1), edits(json_values))
 
 
 MESSAGES = [("ready", None, False), ("ok", None, True), ("error", {"summary": "s", "traceback": "t"}, False),

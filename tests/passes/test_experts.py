@@ -55,28 +55,19 @@ def exchanges(graphs):
     return [[(c.axis, c.shape, c.module) for c in graph] for graph in found]
 
 
-@pytest.mark.parametrize(("dispatch", "passes"), [
-    pytest.param("dropless", "transformer_block_bucketing", marks=pytest.mark.nightly),
-    pytest.param("dropless", "autobucketing_reordering", marks=pytest.mark.nightly),
-    pytest.param("capacity", "autobucketing_reordering", marks=pytest.mark.nightly),
-    ("capacity", "transformer_block_bucketing"),
-])
-def test_bucketing_leaves_every_exchange_in_its_place(pairs, dispatch, passes):
-    _, plain = pairs(dispatch)
-    (record,), made = pairs(dispatch, (), (passes,))
+def test_bucketing_leaves_every_exchange_in_its_place(pairs):
+    _, plain = pairs("capacity")
+    (record,), made = pairs("capacity", (), ("transformer_block_bucketing",))
     assert exchanges(made) == exchanges(plain) and all(exchanges(made))
     assert all(axis == "ep" for graph in exchanges(made) for axis, _, _ in graph)
     assert {str(v.outcome) for v in record.verdicts} == {"PASS"}
 
 
-@pytest.mark.parametrize(("dispatch", "why", "stay"), [
-    pytest.param("dropless", "its size is known only during the step", 4 * 3 * 3, marks=pytest.mark.nightly),
-    ("capacity", "batched product, aten.bmm: only a product of two matrices is converted", 3 * 3),
-])
-def test_float8_names_why_each_product_of_an_expert_stays(authored, through, dispatch, why, stay):
-    """Three products of each of three weights; on a CPU, dropless ones are one for each of this rank's experts."""
+def test_float8_names_why_each_product_of_an_expert_stays(authored, through):
+    """Three products of each of three weights."""
+    why, stay = "batched product, aten.bmm: only a product of two matrices is converted", 3 * 3
     listed = PassSpec(name="float8_matmul", options={"smallest": 16})
-    effect = through(authored[dispatch], [listed])[0]["float8_matmul"].verdict("effect")
+    effect = through(authored["capacity"], [listed])[0]["float8_matmul"].verdict("effect")
     found, left = effect.evidence, effect.evidence["left"]
     assert effect.outcome == "PASS" and f" stay: {why}" in effect.message
     assert [len([name for name in names if "moe.experts" in name]) for names in left.values()].count(stay) == 1

@@ -61,13 +61,9 @@ def tp_exposed(gm):
     return sum(c.axis == "tp" for c in exposed_in_node_order(gm))
 
 
-@pytest.mark.parametrize("bucketing", [
-    pytest.param((), marks=pytest.mark.nightly), (BLOCKS,),
-    pytest.param(("autobucketing_reordering",), marks=pytest.mark.nightly),
-], ids=str)
-def test_less_is_exposed_and_every_node_is_still_there(pairs, bucketing):
-    plain, _ = pairs(*bucketing)
-    made, records = pairs(*bucketing, OVERLAP)
+def test_less_is_exposed_and_every_node_is_still_there(pairs):
+    plain, _ = pairs(BLOCKS)
+    made, records = pairs(BLOCKS, OVERLAP)
     assert records[-1].outcome is Outcome.PASS
     was, now = records[-1].verdict("effect").evidence["exposed_ms"]
     assert now < 0.8 * was

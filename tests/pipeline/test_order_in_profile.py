@@ -1,13 +1,11 @@
-"""A run's GPU against the order that a pass chose, for a pair and for a whole step: kernels are written by hand."""
+"""A run's GPU against the order that a pass chose: kernels are written by hand."""
 
 from __future__ import annotations
 
 import pytest
 from on_ranks import small
-from whole_steps import whole
 
 from workbench.graph.read.simulated_run import simulated
-from workbench.graph.whole_step import WholeStep
 from workbench.pipeline import run as running
 from workbench.pipeline.build import build
 from workbench.pipeline.measured_run import _KINDS, Kernel, graphs_of, run_of_kernels
@@ -15,10 +13,9 @@ from workbench.pipeline.measured_run import _KINDS, Kernel, graphs_of, run_of_ke
 PASSES = ("overlap_collectives",)
 
 
-@pytest.fixture(scope="module", params=["pair", pytest.param("whole", marks=pytest.mark.nightly)])
-def made(request, fake4):
-    return build(whole({"dp_shard": 4}, (), PASSES) if request.param == "whole" else
-                 small({"dp_shard": 4}, passes=PASSES), fake4)
+@pytest.fixture(scope="module")
+def made(fake4):
+    return build(small({"dp_shard": 4}, passes=PASSES), fake4)
 
 
 def kernels_of(graphs, covered):
@@ -35,8 +32,7 @@ def kernels_of(graphs, covered):
     (10_000, "PASS", "PASS"), (0, "FAIL", "NO_EFFECT"), (None, "UNKNOWN", "PASS")])
 def test_a_pass_whose_order_the_gpu_did_not_run_loses_its_pass(made, monkeypatch, covered, outcome, effect):
     """Covered: all collectives, or none; or the profile has no kernel."""
-    what = made.step if isinstance(made.step, WholeStep) else made.step.pair
-    graphs = graphs_of(what)
+    graphs = graphs_of(made.step.pair)
     kernels = [] if covered is None else kernels_of(graphs, covered)
     monkeypatch.setattr(running, "measured", lambda step, what: run_of_kernels(kernels, graphs, "measured on paper"))
     monkeypatch.setattr(running, "gathered", lambda own: [own])
@@ -49,8 +45,7 @@ def test_a_pass_whose_order_the_gpu_did_not_run_loses_its_pass(made, monkeypatch
     assert told.outcome == effect
     if covered == 0:
         assert told.message == f"the GPU did not run the order that it chose: {found.message}"
-        assert ("first exposed one is step" if graphs.keys() == {"step"} else "first exposed one is forward"
-                ) in found.message
+        assert "first exposed one is forward" in found.message
 
 
 def test_without_a_chosen_order_nothing_is_profiled(fake4, monkeypatch):
