@@ -171,12 +171,6 @@ EXPERTS = {"family": "deepseek_v3"}
       "passes[0].buckets[0][1]: Input should be a valid string, got 2"]),
     ({"passes": [{"name": "transformer_block_bucketing", "buckets": [1]}]},
      ["passes[0].buckets[0]: Input should be a valid string, got 1 or Input should be a valid tuple, got 1"]),
-    ({"passes": ["full_inductor_compilation"]}, [
-        "joint_passes, passes: pass 'full_inductor_compilation' requires 'inductor_decomposition': add it to "
-        "joint_passes, before it"]),
-    ({"passes": ["autobucketing_reordering", "transformer_block_bucketing"]}, [
-        "joint_passes, passes: passes 'autobucketing_reordering' and 'transformer_block_bucketing' conflict: keep one "
-        "of them"]),
     ({"format_version": 2}, ["format_version: this workbench reads version 1, and the file is version 2: update the "
                              "workbench"]),
     ({"data": {"path": ""}}, ["data.path: String should have at least 1 character, got text ''"]),

@@ -238,21 +238,6 @@ def test_a_result_that_cannot_be_pickled(pools, row, backend, n):
     row(f"{n} {backend}", "a result that cannot be pickled", seconds, [], pool.run(total) == [float(n)] * n)
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize(("backend", "n"), GROUPS)
-def test_a_result_of_1_gb(pools, row, backend, n):
-    pool = pools(backend, n)
-    pool.timeout = 60
-
-    def large():
-        return torch.full((250_000_000,), 2.0, device=device()) if dist.get_rank() == 0 else None
-
-    start = time.monotonic()
-    value = pool.run(large)[0]
-    row(f"{n} {backend}", "a result of 1 GB", time.monotonic() - start, [], pool.run(total) == [float(n)] * n)
-    assert value.device.type == "cpu" and value.sum(dtype=torch.float64).item() == 5e8
-
-
 @pytest.mark.parametrize(("backend", "n"), GROUPS)
 def test_printing_100_000_lines(pools, row, backend, n, capsys, monkeypatch):
     def chatter():
