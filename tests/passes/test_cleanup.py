@@ -8,7 +8,7 @@ from torch.fx import Graph, GraphModule
 
 from workbench import build, load_recipe
 from workbench.checks.verdicts import Outcome
-from workbench.passes.graph_cleanup import graph_cleanup
+from workbench.passes.graph_cleanup import fewer_nodes, graph_cleanup
 from workbench.torch_api.distributed.fake import new_fake_mode
 from workbench.torch_api.ops import op_name
 
@@ -99,6 +99,7 @@ def test_what_the_graph_returns_and_what_it_writes_stay():
     graph.output((out,))
     gm = graph_cleanup(GraphModule(torch.nn.Module(), graph), [], options=None)
     assert [op_name(n.target) for n in gm.graph.nodes if n.op == "call_function"] == ["aten.add_", "aten.detach"]
+    assert fewer_nodes((gm,), (gm,), None).reason == "no view and no transpose is idle"
 
 
 @pytest.mark.nightly

@@ -218,6 +218,17 @@ class Noisy(MLP):
         return super().forward(nn.functional.dropout(x, 0.5), y)
 
 
+def test_a_recording_is_launched_alone_only_after_it_was_made(stand):
+    step, (record,) = build("cudagraph")
+    forward = record.after[0]
+    with pytest.raises(WorkbenchError, match="nothing is recorded yet: run 3 steps first"):
+        forward.replay_alone()
+    train(step)
+    forward._outputs[0].fill_(7.0)
+    forward.replay_alone()
+    assert forward._outputs[0] != 7.0
+
+
 def test_random_numbers_are_refused_by_name(stand):
     with pytest.raises(WorkbenchError, match=r"on the forward graph: \w+ draws random numbers"):
         build("cudagraph", module=Noisy())

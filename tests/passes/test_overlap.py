@@ -73,6 +73,8 @@ def test_less_is_exposed_and_every_node_is_still_there(pairs):
         assert signatures[0] == signatures[1]
     # in the backward, gradients of weights wait for no collective
     assert tp_exposed(made.backward) < tp_exposed(plain.backward)
+    assert less_exposed(made.graphs, made.graphs, OverlapOptions()).reason == (
+        "no work is free to move behind what is exposed")
 
 
 def test_nothing_to_move_is_no_effect(fake4):

@@ -155,7 +155,7 @@ def expected(case: str, name: str) -> str:
     return next((outcome for outcome, names in OUTCOMES[case].items() if name in names), "equal")
 
 
-CUTTABLE = [name for name, odd in ZOO.items() if cut_of(made(odd))]
+CUTTABLE = [name for name in ZOO if name != "GPT2 of transformers"]  # which has no nn.Linear
 TRACED = [name for name, odd in ZOO.items() if odd.traced]
 CASES = {"fsdp": list(ZOO), "traced": TRACED, "tp": CUTTABLE, "both": CUTTABLE}
 DAILY = 30
@@ -189,5 +189,5 @@ def test_a_refusal_of_several_sentences_is_seen() -> None:
 
 
 def test_the_zoo_is_large_and_a_difference_is_seen(pool2: Any) -> None:
-    assert len(ZOO) >= 160 and len(CUTTABLE) >= 155 and len(TRACED) >= 25
+    assert len(ZOO) >= 160 and len(TRACED) >= 25 and [n for n, odd in ZOO.items() if cut_of(made(odd))] == CUTTABLE
     assert [outcome for outcome, _ in pool2.run(tried, "layer norm", MESHES["fsdp"], True)] == ["fixed"] * 2
