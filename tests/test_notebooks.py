@@ -215,33 +215,9 @@ def nbval(path: Path) -> subprocess.CompletedProcess[str]:
                           env={**os.environ, "WORKBENCH_PROGRESS": "0"})
 
 
-CHANGED = [  # leading code cells, a count or a verdict in their outputs, and another
-    ("00_tour", 7, "PASS  NO_EFFECT", "PASS  PASS     "),
-    (QUICK, 7, "it is 4", "it is 5"),
-    ("02_capture_a_joint_graph", 5, "aten.relu(mm)", "aten.relu(t)"),
-    ("03_split_forward_and_backward", 5, "it is 8192", "it is 8193"),
-    ("04_decompose", 5, "it is 12288", "it is 12289"),
-    ("05_bucket_and_overlap", 8, "it is 0.55", "it is 0.54"),
-    ("06_compile_regions", 9, "it is 6", "it is 7"),
-    ("07_compile_everything", 3, "tmp2 + tmp3", "tmp2 + tmp1"),
-    ("08_replay_with_cudagraphs", 3, "the CPU 14.4", "the CPU 14.5"),
-    ("09_route_tokens_to_experts", 10, "[True, True, True, True]", "[True, True, True, False]"),
-    ("10_run_on_real_ranks", 3, "rank 1 of 4", "rank 1 of 5"),
-    ("11_write_your_own_pass", 3, "aten.mul.Tensor(mm, 1.0)", "aten.mul.Tensor(mm, 2.0)"),
-    ("12_inside_inductor", 3, "computes relu, add", "computes relu, sub"),
-    ("13_find_the_wrong_pass", 3, "too much memory            4", "too much memory            5"),
-    ("14_read_your_own_trace", 3, "--bbbbbbbbbbbbbb-", "--bbbbbbbbbbbbb--"),
-    ("15_one_graph_for_the_whole_step", 3, "aten.mm(t_1, primals_2)", "aten.mm(t_1, primals_3)"),
-    ("16_fewer_bits_proved", 7, "it is 7", "it is 8"),
-    ("17_two_captures", 5, "it is 3", "it is 4"),
-]
-
-
-@pytest.mark.parametrize(("path", "upto", "said", "instead"), [
-    pytest.param(*each, id=each[0], marks=() if each[0] == QUICK else pytest.mark.nightly) for each in CHANGED
-])
-def test_a_changed_output_fails_the_comparison(path: str, upto: int, said: str, instead: str, tmp_path: Path) -> None:
-    whole = json.loads((ROOT / "notebooks" / f"{path}.ipynb").read_text(encoding="utf-8"))
+def test_a_changed_output_fails_the_comparison(tmp_path: Path) -> None:
+    upto, said, instead = 7, "it is 4", "it is 5"
+    whole = json.loads((ROOT / "notebooks" / f"{QUICK}.ipynb").read_text(encoding="utf-8"))
     whole["cells"] = [c for c in whole["cells"] if c["cell_type"] == "code"][:upto]
     changed, text = tmp_path / "changed.ipynb", json.dumps(whole)
     assert said in text
