@@ -13,7 +13,6 @@ from on_ranks import FSDP_TP, small
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._guards import TracingContext
 from torch._subclasses import FakeTensorMode
-from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves
 
 from workbench.authoring.author import author, author_module
@@ -26,8 +25,6 @@ from workbench.torch_api import aot
 from workbench.world.fake import fake_world
 
 pytestmark = pytest.mark.integration
-# names that Dynamo gave to nodes of its own graph; and operators, of which each node holds a copy
-NOT_COMPARED = {"from_node", "source_fn_stack", "fwd_source_fn_stack", "original_aten", "val", "eager_input_vals"}
 
 
 def face(value: Any) -> Any:
@@ -42,20 +39,10 @@ def storages(graph: Any) -> list[int]:
             for x in tree_leaves(n.meta.get("val")) if isinstance(x, torch.Tensor)]
 
 
-def each_node(graph: Any) -> list[dict[str, Any]]:
-    """All that two captures of one module have in common, node by node."""
-    place = {n: f"node {i}" for i, n in enumerate(graph.nodes)}
-    start = next(n.meta["seq_nr"] for n in graph.nodes if n.op == "call_function")
-    rows = []
-    for n in graph.nodes:
-        row = {k: v for k, v in n.meta.items() if k not in NOT_COMPARED}
-        row["seq_nr"] = n.meta["seq_nr"] - start if n.op == "call_function" else None
-        row |= {"name": n.name, "op": n.op, "target": n.target, "type": n.type, "keys": list(n.meta),
-                "args": map_arg((n.args, n.kwargs), place.__getitem__),
-                "val": face(n.meta.get("val")), "inputs": face(n.meta.get("eager_input_vals")),
-                "stacks": [list((n.meta.get(k) or {}).items()) for k in ("nn_module_stack", "fwd_nn_module_stack")]}
-        rows.append(row)
-    return rows
+def each_node(graph: Any) -> list[tuple[Any, ...]]:
+    """What two captures of one module have in common, node by node."""
+    return [(n.name, n.target, str((n.args, n.kwargs)), face(n.meta.get("val")), n.meta.get("stack_trace"),
+             module_path(n), n.meta.get("partitioner_tag"), str(n.meta.get("desc"))) for n in graph.nodes]
 
 
 @pytest.fixture(scope="module")

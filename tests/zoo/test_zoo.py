@@ -172,7 +172,7 @@ def cases() -> Iterator[Any]:
             yield pytest.param("pool4" if case == "both" else "pool2", case, name, marks=marks, id=f"{case}, {name}")
 
 
-@pytest.mark.parametrize(("pool", "case", "name"), cases(), indirect=["pool"])
+@pytest.mark.parametrize(("pool", "case", "name"), list(cases()), indirect=["pool"])
 def test_a_model_becomes_what_the_table_says(pool: Any, case: str, name: str) -> None:
     expected = next((outcome for outcome, names in OUTCOMES[case].items() if name in names), "equal")
     by = "traced" if case == "traced" else "joint"
