@@ -28,12 +28,12 @@ from workbench import load_recipe
 from workbench.authoring.author import author
 from workbench.graph.callables import Body, bodies_of
 from workbench.graph.facts import facts_of
-from workbench.graph.partition import ForwardBackward
+from workbench.graph.partition import ForwardBackward, partition
 from workbench.graph.read.simulated_run import StepTimeline, simulated_as_run
 from workbench.passes.overlap_collectives import OverlapOptions
 from workbench.pipeline.machine import machine, versions
 from workbench.pipeline.run_passes import run_joint, run_partitioned
-from workbench.pipeline.stages import capture_joint, divide, passes_before
+from workbench.pipeline.stages import capture_joint, passes_before
 from workbench.pipeline.step_profile import profiled
 from workbench.recipe.contracts import Stage
 from workbench.recipe.recipe import Recipe
@@ -57,7 +57,7 @@ def recipe_pair(recipe: Recipe, device: str, *, lower: bool) -> Iterator[Forward
     with opened("accuracy", world):
         joint = capture_joint(recipe, author(recipe, world))
         run_joint(joint, recipe.joint_passes)
-        pair = divide(joint)
+        pair = partition(joint)
         for graph in pair.graphs:
             facts_of(graph).world = "nccl" if lower else "fake"
         specs = recipe.passes if lower else passes_before(recipe.passes, (Stage.LOWERING,))

@@ -26,8 +26,8 @@ from typing import Any
 from result import tell
 
 from workbench.errors import WorkbenchError
+from workbench.lab.traced_capture.compare import compare_captures
 from workbench.pipeline.machine import machine, versions
-from workbench.pipeline.proofs.captures_proof import compare_captures
 from workbench.pipeline.recipe_ranks import WorldChoice
 from workbench.recipe.recipe import Recipe, load_recipe, recipe_names
 from workbench.recipe.rules import cuda_reasons

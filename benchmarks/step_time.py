@@ -57,7 +57,6 @@ def measure(options: argparse.Namespace, changes: dict[str, Any], rounds: Iterab
     from benchmarks.variants import PEERS, TORCH, recipe_of
     from workbench import build
     from workbench.authoring.authored import Authored
-    from workbench.graph.whole_step import WholeStep
     from workbench.pipeline.expert_load import routed_layers
     from workbench.pipeline.machine import machine, versions
     from workbench.pipeline.run import predicted_peak
@@ -82,7 +81,8 @@ def measure(options: argparse.Namespace, changes: dict[str, Any], rounds: Iterab
     authored = built.authored if built else Authored(module, world, world.mesh(recipe.mesh), [], {}, recipe=recipe)
     batches = Batches(authored)
     data = [batches.at(i) for i in range(steps + warmup + 1)]
-    if isinstance(step, WholeStep):
+    whole = recipe.training.step != "pair"
+    if whole:
         train_step: Any = step
     elif options.no_optimizer:
         def train_step(*batch: torch.Tensor) -> tuple[torch.Tensor, None]:
@@ -136,7 +136,7 @@ def measure(options: argparse.Namespace, changes: dict[str, Any], rounds: Iterab
         tokens = recipe.data.seq_len * recipe.data.batch_per_rank * recipe.mesh.dp
         found = {
             "variant": variant, "family": family, "changes": changes, "round": turn,
-            "optimizer": isinstance(step, WholeStep) or not options.no_optimizer,
+            "optimizer": whole or not options.no_optimizer,
             "step_ms": statistics.median(times), "steps_ms": times,
             "tokens_per_second": tokens / statistics.median(times) * 1e3, "enqueue_ms": enqueue * 1e3,
             "first_step_s": first, "build_s": started - begun,

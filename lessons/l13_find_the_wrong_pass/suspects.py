@@ -136,7 +136,7 @@ def _instead(pipeline: str, name: str, record: PassRecord, pair: ForwardBackward
     if name not in nodes:
         return "is no node of these graphs"
     if pipeline == "stones":
-        kept = {row.name for row in gathered_parameters_kept(*pair.graphs)}
+        kept = {row.name for row in gathered_parameters_kept(pair.forward, pair.backward)}
         return "keeps a gathered weight, but not the largest" if name in kept else "is no such saved tensor"
     if pipeline == "voices":
         changed = record.diffs()[0].marks

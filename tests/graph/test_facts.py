@@ -34,13 +34,13 @@ def test_a_graph_is_read_once_and_can_be_freed(fake4):
 
 
 def test_a_fork_learns_for_itself():
-    known = Known(microbatches=2)
+    known = Known(built=True)
     asked = []
     other = known.fork()
     assert other.reading(asked.append) is None and known.reading(asked.append) is None
     assert asked == [other, known] and known.reading(asked.append) is None and len(asked) == 2
     other.no_values = "none"
-    assert known.no_values == "" and other.microbatches == 2
+    assert known.no_values == "" and other.built
 
 
 def tagging(known, graph):

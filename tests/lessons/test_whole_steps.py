@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from workbench import Update, author_module, capture, join, partition, run_partitioned
+from workbench import author_module, capture, partition, run_partitioned
 from workbench.authoring.plans import ParallelPlan
 from workbench.errors import WorkbenchError
 from workbench.lab.traces import read_order
+from workbench.lab.whole_step.join import Update, join
 from workbench.notebook.lessons.grading import grade
 from workbench.notebook.lessons.lesson import load_lesson
 from workbench.world.mesh import World

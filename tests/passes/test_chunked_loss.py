@@ -8,7 +8,7 @@ from on_ranks import FSDP_TP, build_with, calls, outcomes, small
 from torch import nn
 from torch.nn import functional as F
 
-from workbench import WorkbenchError, as_backend, author, capture, cut, partition, run_joint
+from workbench import WorkbenchError, as_backend, author, capture, partition, run_joint
 from workbench.graph.read.memory import estimated_bytes
 from workbench.lab.chunked_loss.piece import PIECE
 from workbench.lab.chunked_loss.transform import chunked, computed_once
@@ -84,7 +84,7 @@ def joint(request, fake4):
     """llama3 of one layer, decomposed, in a microbatch of 32 tokens; and how to partition it."""
     found = capture(author(small(FSDP), fake4), by=request.param)
     run_joint(found, [DECOMPOSE])
-    return found, cut if request.param == "traced" else partition
+    return found, partition
 
 
 def test_only_one_piece_of_the_logits_exists_and_the_forward_has_all_of_it(joint):

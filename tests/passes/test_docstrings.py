@@ -19,8 +19,6 @@ from workbench import author_module, capture, fake_world, partition, region, run
 from workbench.authoring.plans import ParallelPlan
 from workbench.graph.read.kernels import find_kernels
 from workbench.graph.read.program import program
-from workbench.graph.step_graph import join
-from workbench.graph.update import Update
 from workbench.passes.cudagraph import Replayed
 from workbench.recipe.contracts import Stage, package_contracts
 from workbench.recipe.sections import PassSpec
@@ -76,6 +74,8 @@ def made(
         run_joint(joint, joint_passes)
         pair = partition(joint)
         if contract.stage is Stage.STEP:
+            from workbench.lab.whole_step.join import Update, join
+
             whole = join(pair, Update(clip))
             run_partitioned(whole, listed)
             return (program(whole.graph).splitlines(),)

@@ -275,7 +275,7 @@ COMBINED = {
     "bucketed by cost": ((), ("autobucketing_reordering",), {}),
     "traced": ((RESHARD,), (BLOCKS,), {"capture": "traced"}),
     "whole step": ((), (BLOCKS, "fused_clip_adamw"), {"training.step": "whole"}),
-    "microbatches": ((), (BLOCKS,), {"training.step": "whole", "training.accumulate": 2}),
+    "microbatches": ((), (BLOCKS,), {"training.accumulate": 2}),
 }
 
 

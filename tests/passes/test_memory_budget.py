@@ -20,7 +20,6 @@ from workbench.graph.read.nodes import layer_of
 from workbench.graph.saving import values
 from workbench.graph.saving.choose import choose
 from workbench.graph.saving.partitioner import torch_cut
-from workbench.graph.saving.recomputation import cut
 from workbench.graph.saving.solver import solve
 from workbench.graph.saving.values import read_values, repeating_ms
 from workbench.lab.memory_budget import BudgetOptions
@@ -65,7 +64,7 @@ def through(joint, *specs):
     """(record of memory_budget, pair)"""
     joint = joint.fork()
     records = run_joint(joint, specs)
-    pair = cut(joint) if joint.traced else partition(joint)
+    pair = partition(joint)
     return records[-1], pair
 
 

@@ -8,7 +8,7 @@ from on_ranks import small
 from workbench.graph.read.simulated_run import simulated
 from workbench.pipeline import run as running
 from workbench.pipeline.build import build
-from workbench.pipeline.measured_run import _KINDS, Kernel, graphs_of, run_of_kernels
+from workbench.pipeline.measured_run import _KINDS, Kernel, run_of_kernels
 
 PASSES = ("overlap_collectives",)
 
@@ -32,7 +32,7 @@ def kernels_of(graphs, covered):
     (10_000, "PASS", "PASS"), (0, "FAIL", "NO_EFFECT"), (None, "UNKNOWN", "PASS")])
 def test_a_pass_whose_order_the_gpu_did_not_run_loses_its_pass(made, monkeypatch, covered, outcome, effect):
     """Covered: all collectives, or none; or the profile has no kernel."""
-    graphs = graphs_of(made.step.pair)
+    graphs = made.step.split.by_part
     kernels = [] if covered is None else kernels_of(graphs, covered)
     monkeypatch.setattr(running, "measured", lambda step, what: run_of_kernels(kernels, graphs, "measured on paper"))
     monkeypatch.setattr(running, "gathered", lambda own: [own])

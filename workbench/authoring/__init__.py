@@ -6,7 +6,7 @@
     hugging_face     transformers' names and sizes
     layout           the part of a parameter that a rank holds
     materialise      fill shards, from the meta device
-    microbatches     gradient accumulation, eagerly
+    microbatches     gradient accumulation
     models           the families' modules
     plans            ParallelPlan: a layout as data
     read_weights     weights from a folder of safetensors

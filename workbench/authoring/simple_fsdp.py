@@ -52,17 +52,18 @@ class Gather:
     shard_dim: int = 0
     factor: float | None = None
 
-    @property
-    def reduces(self) -> bool:
-        """Whether the gradient is reduced over data-parallel ranks."""
-        return self.replicate_mesh is not None or self.shard_mesh is not None
-
     def __call__(self, shard: DTensor | torch.Tensor) -> torch.Tensor:
         """The stored parameter -> a plain tensor, or a DTensor on the tp axis where the plan asks for it."""
-        return self.placed(self.whole(shard))
+        x = self._whole(shard)
+        if self.tp_mesh is None:
+            return x
+        # in the backward, this also sums the gradient of a whole parameter over the ranks of the tp axis
+        return DTensor.from_local(
+            x, self.tp_mesh, self.tp_placements, run_check=False, shape=self.whole_shape, stride=self.whole_stride
+        )
 
-    def whole(self, shard: DTensor | torch.Tensor) -> torch.Tensor:
-        """The stored parameter -> the plain tensor that the data-parallel ranks hold together."""
+    def _whole(self, shard: DTensor | torch.Tensor) -> torch.Tensor:
+        """The plain tensor that the data-parallel ranks hold together."""
         x = shard.to_local() if isinstance(shard, DTensor) else shard
         if self.factor is not None:
             x = _ScaledGradient.apply(x, self.factor)
@@ -71,15 +72,6 @@ class Gather:
         if self.shard_mesh is not None:
             return self._redistributed(x, self.shard_mesh, Shard(self.shard_dim), last=True)
         return x if x.dtype == self.precision.param else x.to(self.precision.param)
-
-    def placed(self, x: torch.Tensor) -> torch.Tensor:
-        """What `whole` gives -> a DTensor on the tp axis where the plan asks for it, or else the same tensor."""
-        if self.tp_mesh is None:
-            return x
-        # in the backward, this also sums the gradient of a whole parameter over the ranks of the tp axis
-        return DTensor.from_local(
-            x, self.tp_mesh, self.tp_placements, run_check=False, shape=self.whole_shape, stride=self.whole_stride
-        )
 
     def _redistributed(self, x: torch.Tensor, mesh: DeviceMesh, held: Placement, last: bool) -> torch.Tensor:
         held_shape = (self.shape, self.stride) if held.is_shard() else (x.shape, x.stride())

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from torch.fx import GraphModule
 
-from workbench.checks import collectives, effect, joining, lint, numerics, order, recomputation
+from workbench.checks import collectives, effect, lint, numerics, order
 from workbench.checks.verdicts import Outcome, Verdict, verdict_of, worst
 from workbench.errors import UnusableGraph, no_exit
 from workbench.graph.facts import ChosenOrder, Known, reading
@@ -173,7 +173,7 @@ def check_effect(record: PassRecord, known: Known) -> Verdict:
         made = record.reading(_effect_of_tags)
         found = replace(made, evidence=found.evidence | made.evidence)
     if found.happened and item.executed is not None and known.ran is not None:
-        ran = item.executed(found.evidence, known.ran, known.microbatches)
+        ran = item.executed(found.evidence, known.ran)
         reason = "; ".join(filter(None, (ran.reason, found.reason if ran.happened else "")))
         found = replace(ran, reason=reason, evidence=found.evidence | ran.evidence)
     if found.happened and (lost := _lost_order(record, known)):
@@ -277,9 +277,14 @@ def check_profile(known: Known) -> list[Verdict]:
     return [] if known.profile is None else [order.in_profile(*known.profile)]
 
 
+def check_plugins(known: Known) -> list[Verdict]:
+    """The verdicts of the plugins whose capture or kind of step made this step."""
+    return [verdict for check in known.checks for verdict in check(known)]
+
+
 STEP_CHECKS: tuple[Callable[[Known], list[Verdict]], ...] = (
-    recomputation.check, joining.check, check_eager, check_profile)
-"""On the whole list of passes, and on the whole step."""
+    check_plugins, check_eager, check_profile)
+"""On the whole list of passes."""
 
 
 @no_exit()

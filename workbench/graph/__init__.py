@@ -9,7 +9,6 @@
     list_schedule     an order in which compute hides collectives
     lower             partitioned pair to a step that a training loop calls
     make_nodes        add nodes with their fake values
-    microbatches      forward and backward of each microbatch in one graph
     model_contract    what a model must be to be captured
     partition         joint graph to forward and backward
     patterns          find nodes, replace subgraphs
@@ -17,7 +16,4 @@
     read              what a graph holds, moves, costs and keeps
     replay_rehearsal  a stand-in for CUDA graphs on a CPU
     saving            what is saved for the backward, sent to the host, or computed again
-    step_graph        join forward, backward and optimizer in one graph
-    update            norm, clipping and AdamW as graph nodes
-    whole_step        the joined graph as a step that trains
 """

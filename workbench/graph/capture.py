@@ -7,7 +7,7 @@ import copy
 import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch.fx import GraphModule
@@ -22,10 +22,10 @@ from workbench.graph.model_contract import (
     named,
     not_captured,
     refuse_padding,
-    require_parameters,
     require_trainable,
 )
 from workbench.graph.read.program import program
+from workbench.recipe.kinds import find_kind
 from workbench.recipe.wording import counted
 from workbench.torch_api import aot
 from workbench.torch_api.determinism import deterministic
@@ -38,7 +38,6 @@ from workbench.torch_api.ops import (
     may_draw,
     reads_shape,
 )
-from workbench.torch_api.tracing.traced_step import Untraceable, trace_step
 
 
 @dataclass
@@ -49,9 +48,10 @@ class JointGraph:
     descriptor in `meta["desc"]`. Nothing of torch's tracing state stays open after the capture. `close`, or the end
     of a `with` block, or `partition`, which uses it up, lets the capture's state go; `graph` can still be read.
     passes: those run so far. side_effects: sources, as Dynamo writes them, of the Python objects that the forward
-    changes, and a compiled step does not; none of a traced graph.
-    broken: why no stage can take `graph` as a pass left it, or None. traced: whether make_fx made it, and so there is
-    no partitioner for it. known: what the run has learned, for the verdicts. `print` shows the program.
+    changes, and a compiled step does not.
+    broken: why no stage can take `graph` as a pass left it, or None. by: how it was captured. cut: what takes the place
+    of torch's partitioner, which a plugin's capture does not have. known: what the run has learned, for the verdicts.
+    `print` shows the program.
     """
 
     authored: Authored
@@ -63,7 +63,8 @@ class JointGraph:
     closed: bool = False
     passes: tuple[str, ...] = ()
     broken: UnusableGraph | None = None
-    traced: bool = False
+    by: str = "captured by AOTAutograd"
+    cut: Callable[[JointGraph], Any] | None = field(default=None, repr=False)
     known: Known = field(default_factory=Known, repr=False)
 
     @property
@@ -110,7 +111,7 @@ class JointGraph:
         Both hold the same `graph` until one is given another; passes and `partition` leave the one they got as it is.
         """
         self.require_open()
-        export = copy.copy(self.export) if self.traced else aot.fork_joint(self.export)
+        export = aot.fork_joint(self.export) if self.cut is None else copy.copy(self.export)
         return replace(self, export=export, known=self.known.fork())
 
     def close(self) -> None:
@@ -135,8 +136,7 @@ class JointGraph:
     def __str__(self) -> str:
         """One line of provenance, and the program: a line a node, with dtype and shape of its result."""
         world = self.authored.world
-        by = "traced by make_fx" if self.traced else "captured by AOTAutograd"
-        made = f"# {title(self.authored)}, {by} on rank {world.rank} of {world.size}"
+        made = f"# {title(self.authored)}, {self.by} on rank {world.rank} of {world.size}"
         return f"{made}; passes so far: {', '.join(self.passes) or 'none'}\n{program(self.graph)}"
 
 
@@ -157,31 +157,30 @@ def capture(
     *,
     decompositions: dict[Any, Callable[..., Any]] | None = None,
     batch: tuple[Any, ...] | None = None,
-    by: Literal["joint", "traced"] = "joint",
+    by: str = "joint",
 ) -> JointGraph:
     """Trace one training step of `authored` on this rank, without running it.
 
     `batch` is the example input (tokens, targets), each int64 of shape (batch, seq_len); by default the recipe's own
     sizes. `decompositions` maps operators to their replacements, applied while tracing.
 
-    by "joint": Dynamo reads the model and AOTAutograd makes the graph, which torch's partitioner can cut. "traced":
-    make_fx runs forward, loss and `autograd.grad` once on fake shards, and notes the operators of all blocks. Inputs
-    and gradients are this rank's shards, and `recomputation.cut` takes the partitioner's place.
+    by "joint": Dynamo reads the model and AOTAutograd makes the graph, which torch's partitioner can cut. Another name
+    is a capture that a plugin declares.
 
     Raises WorkbenchError where the module cannot be traced, with torch's reason, or would take too long.
     """
     refuse_padding(authored.module)
     args = tuple(batch) if batch is not None else authored.microbatch()
-    trace = _traced if by == "traced" else _capture
-    joint = trace(authored, args, decompositions)
-    set_facts(joint.graph, replace(authored_facts(authored), traced=joint.traced))
+    joint: JointGraph = find_kind("capture", by)(authored, args, decompositions)
+    set_facts(joint.graph, replace(authored_facts(authored), partitioner=joint.cut is None))
     settle(joint.graph)
     return joint
 
 
-def _capture(authored: Authored, args: tuple[Any, ...], decompositions: Any) -> JointGraph:
+def by_aot_autograd(authored: Authored, args: tuple[Any, ...], decompositions: Any) -> JointGraph:
+    """`capture` by "joint"."""
     try:
-        with deterministic(_deterministic(authored)), aot.Contexts() as contexts:
+        with deterministic_capture(authored), aot.Contexts() as contexts:
             contexts.enter_context(aot.capture_settings())
             graph = aot.dynamo_capture(contexts, authored.module, args)
             require_trainable(authored, graph, args)
@@ -197,21 +196,9 @@ def _capture(authored: Authored, args: tuple[Any, ...], decompositions: Any) -> 
     return JointGraph(authored, export, contexts, context, inputs, graph.meta["side_effects"])
 
 
-def _traced(authored: Authored, args: tuple[Any, ...], decompositions: Any) -> JointGraph:
-    require_parameters(authored)
-    try:
-        with deterministic(_deterministic(authored)), aot.capture_settings():
-            step = trace_step(authored.module, args, decompositions)
-    except Untraceable as error:
-        raise WorkbenchError(f'{named(authored)}: {error}, or set capture to "joint"') from None
-    except Exception as error:
-        raise WorkbenchError(not_captured(authored, error, by="traced")) from error
-    return JointGraph(authored, step, aot.Contexts(), step.tracing_context, InputCheck.of(args), traced=True)
-
-
-def _deterministic(authored: Authored) -> bool:
-    # torch refuses a deterministic run of a backward that was not captured under that setting; the reverse is fine
-    return authored.recipe is None or authored.recipe.training.deterministic
+def deterministic_capture(authored: Authored) -> contextlib.AbstractContextManager[None]:
+    """The setting to capture under: torch refuses a deterministic run of a backward that was captured without it."""
+    return deterministic(authored.recipe is None or authored.recipe.training.deterministic)
 
 
 def settle(graph: GraphModule) -> None:

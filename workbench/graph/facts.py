@@ -42,7 +42,7 @@ class StepFacts:
     saved_order (for each input of the backward before the tangents, its place among the saved tensors; None for their
     own order) and captured_regions (names of the regions of each direction, before torch's CSE merged nodes).
 
-    Join states saved_names (nodes of the whole step that its forward saved, for each microbatch); `run_partitioned`
+    A plugin's kind of step states saved_names (nodes of the whole step that its forward saved); `run_partitioned`
     states the order in force. Passes state the rest: regions (names that the forward had), gather_groups (process group
     to its twin for all-gathers), offloaded (places among the saved tensors of those on the host), forward_strides (of
     each output of the lowered forward), estimates (milliseconds by node), recorder and replayed_forward (of CUDA
@@ -71,8 +71,8 @@ class GraphFacts:
     """What passes and checks may read of one graph's surroundings.
 
     groups: mesh axis to process group, where `dp_shard.gather` is a second group of the axis dp_shard. group_sizes:
-    process group to its number of ranks. world: the kind of world. buckets: module paths of the model's blocks. traced:
-    whether make_fx made the graph, which then has no partitioner. plan: what the pass memory_budget chose to save.
+    process group to its number of ranks. world: the kind of world. buckets: module paths of the model's blocks.
+    partitioner: whether torch's will decide what has no tag. plan: what the pass memory_budget chose to save.
     """
 
     part: Part = "graph"
@@ -81,7 +81,7 @@ class GraphFacts:
     world: str = "one process"
     buckets: list[Any] = field(default_factory=list)
     step: StepFacts = field(default_factory=StepFacts, repr=False)
-    traced: bool = False
+    partitioner: bool = True
     plan: MemoryPlan | None = field(default=None, repr=False)
 
     def of(self, part: Part, step: StepFacts | None = None) -> GraphFacts:
@@ -106,13 +106,13 @@ class Known:
 
     records: of all passes so far, in order.
     joint, partitioned: the graph that the partitioner received, and the forward and backward that it made.
-    joined: the whole step as it was joined, before any pass of it.
+    checks: on the step, of the plugins whose capture or kind of step made it.
     bodies: what the last lowering or replay pass made of the graphs.
     built: whether a step was built.
     no_values: why no values can be compared.
     compared: the whole list against eager, each rank's `Comparison`.
     side_effects: Python objects that the forward changes and a compiled step does not, and why no comparison tells.
-    ran, microbatches: operators, or kernels, of one step by name, with counts; and how many microbatches it had.
+    ran: operators, or kernels, of one step by name, with counts.
     profile: the order that a pass chose, a step as this rank's GPU ran it (StepTimeline), and the milliseconds that the
     collectives of each rank took.
     """
@@ -120,14 +120,13 @@ class Known:
     records: list[Any] = field(default_factory=list)
     joint: GraphModule | None = None
     partitioned: tuple[GraphModule, ...] | None = None
-    joined: Any = None
+    checks: tuple[Callable[[Known], list[Any]], ...] = ()
     bodies: tuple[Any, ...] | None = None
     built: bool = False
     no_values: str = ""
     compared: list[Any] | None = None
     side_effects: tuple[tuple[str, ...], str] = ((), "")
     ran: Counter[str] | None = None
-    microbatches: int = 1
     profile: tuple[ChosenOrder, Any, list[dict[str, float]]] | None = None
     _readings: dict[Any, Any] = field(default_factory=dict, repr=False)
 

@@ -11,22 +11,54 @@ from torch.fx import GraphModule
 
 from workbench.errors import WorkbenchError
 from workbench.graph.capture import title
-from workbench.graph.partition import ForwardBackward, Partitioned
-from workbench.graph.update import laid_out_as
+from workbench.graph.partition import ForwardBackward, Partitioned, Split
 from workbench.torch_api import aot
 from workbench.torch_api.restoring import shard_of
 
 
-class CompiledStep:
+class Step:
+    """What `build` gives and a training loop calls: a CompiledStep, or what a plugin's kind of step makes.
+
+    split: the graphs that it runs. written: names of the parameters and buffers that one step writes. states: the other
+    tensors that it writes. optimizer: where the step itself updates the parameters; calling it then gives
+    (loss, norm), scalars on this rank's device, and `inputs(*batch)` what its graph takes. None: calling it gives the
+    loss, whose backward the caller runs.
+    """
+
+    optimizer: torch.optim.Optimizer | None = None
+    inputs: Callable[..., list[Any]]
+
+    def __init__(self, split: Split):
+        self.split, self.pair, self.module = split, split.pair, split.pair.authored.module
+        self.written: Sequence[str] = self.pair.written
+        self.states: list[torch.Tensor] = []
+
+    def __call__(self, *batch: Any) -> Any:
+        raise NotImplementedError
+
+    def once(self, *batch: Any) -> None:
+        """All of one step, from the forward on."""
+        self(*batch)
+
+    def close(self) -> None:
+        """Free the CUDA graphs that the bodies hold, before the process groups end. May be called twice."""
+        for slot in self.split.slots:
+            close = getattr(slot.body, "close", None)
+            if close is not None:
+                close()
+
+    def __repr__(self) -> str:
+        bodies = ["open" if slot.body is None else type(slot.body).__name__ for slot in self.split.slots]
+        return f"{type(self).__name__}({title(self.pair.authored)}: {', '.join(bodies)})"
+
+
+class CompiledStep(Step):
     """One training step's forward; calling `backward()` on its loss runs the compiled backward.
 
     `step(tokens, targets)` takes this rank's int64 tensors of shape (batch, seq_len) and returns the loss, a scalar
     local to the rank. Gradients arrive in the module's own parameters. Raises WorkbenchError for a batch of another
     kind than the capture's.
     """
-
-    def __init__(self, pair: ForwardBackward):
-        self.pair, self.module = pair, pair.authored.module
 
     def __call__(self, *batch: Any) -> torch.Tensor:
         self.pair.inputs.require(title(self.pair.authored), batch)
@@ -35,16 +67,8 @@ class CompiledStep:
         flat = [parameters[n] for n in self.pair.parameters] + [buffers[n] for n in self.pair.buffers]
         return self.pair.function(*flat, *batch)
 
-    def close(self) -> None:
-        """Free the CUDA graphs that the bodies hold, before the process groups end. May be called twice."""
-        for slot in self.pair.slots:
-            close = getattr(slot.body, "close", None)
-            if close is not None:
-                close()
-
-    def __repr__(self) -> str:
-        bodies = ", ".join("open" if s.body is None else type(s.body).__name__ for s in self.pair.slots)
-        return f"CompiledStep({title(self.pair.authored)}: {bodies})"
+    def once(self, *batch: Any) -> None:
+        self(*batch).backward()
 
 
 class PairFunction:
@@ -103,6 +127,13 @@ def inputs_by_name(forward: GraphModule, names: Sequence[str]) -> Callable[[Sequ
         return taken
 
     return take
+
+
+def laid_out_as(parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+    """The gradient with its parameter's strides, as autograd accumulates it: the fused AdamW walks through memory."""
+    if gradient.stride() == parameter.stride():
+        return gradient
+    return torch.empty_like(parameter).copy_(gradient)
 
 
 def _like(gradient: Any, parameter: Any) -> Any:

@@ -14,6 +14,8 @@ from torch.fx import GraphModule, Node
 from workbench.authoring.authored import Authored
 from workbench.authoring.plans import AuthoringError
 from workbench.errors import WorkbenchError
+from workbench.recipe.kinds import KINDS
+from workbench.recipe.plugins import load_plugins
 from workbench.recipe.wording import counted
 from workbench.torch_api import aot
 from workbench.torch_api.module_paths import module_path
@@ -52,14 +54,15 @@ def named(authored: Authored) -> str:
 def not_captured(authored: Authored, error: Exception, *, by: str = "joint") -> str:
     """One sentence for what torch raised while it traced: the module, the line, torch's reason, and what to do.
 
-    by: the capture, "joint" or "traced"; the other may take the model.
+    by: the capture; another may take the model.
     """
     path, line = refused_module(authored.module, error), place(error)
     where = f"module {path}" if path else "it"
     at = f" at {line}" if line else ""
-    other = "joint" if by == "traced" else "traced"
+    load_plugins()
+    others = [f'or try capture "{name}"' for name in KINDS["capture"] if name != by]
     return (f"{named(authored)}: {where} cannot be captured{at}: {type(error).__name__}: {reason(error)}: change that "
-            f'line, or do it outside of the captured module, or try capture "{other}"')
+            + ", ".join(["line", "or do it outside of the captured module", *others]))
 
 
 def _of_parameters(module: nn.Module) -> Iterator[str]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch.fx import GraphModule, Node
@@ -17,6 +18,7 @@ from workbench.graph.capture import JointGraph, title
 from workbench.graph.facts import Known, Part, StepFacts, facts_of, set_facts
 from workbench.graph.input_check import InputCheck
 from workbench.graph.read.nodes import output_values
+from workbench.recipe.contracts import Stage
 from workbench.torch_api import aot, partitioning
 from workbench.torch_api.garbage import uncollected
 from workbench.torch_api.inductor.regions import named_regions
@@ -27,17 +29,18 @@ PARTS: tuple[Part, Part] = ("forward", "backward")
 
 @dataclass
 class Partitioned:
-    """Two graphs whose bodies are still open.
+    """Graphs whose bodies are still open: a forward and a backward, or what a plugin's kind of step makes of them.
 
     The forward returns the step's outputs and then the saved tensors; the backward takes the saved tensors and the
-    tangents and returns the gradients.
+    tangents and returns the gradients. stages: of the passes that run on these graphs.
     """
 
-    slots: tuple[aot.LateBound, aot.LateBound]
+    slots: tuple[aot.LateBound, ...]
     facts: StepFacts = field(default_factory=StepFacts, init=False, repr=False)
     known: Known = field(default_factory=Known, init=False, repr=False)
     broken: UnusableGraph | None = field(default=None, init=False, repr=False)
     parts: ClassVar[tuple[Part, ...]] = PARTS
+    stages: ClassVar[tuple[Stage, ...]] = (Stage.PARTITIONED, Stage.LOWERING, Stage.REPLAY)
 
     def require_usable(self) -> None:
         """Raise UnusableGraph where a pass left graphs that no later stage can take."""
@@ -53,15 +56,15 @@ class Partitioned:
         return self.slots[1].graph
 
     @property
-    def graphs(self) -> tuple[GraphModule, GraphModule]:
-        return self.forward, self.backward
+    def graphs(self) -> tuple[GraphModule, ...]:
+        return tuple(slot.graph for slot in self.slots)
 
     @property
     def by_part(self) -> dict[str, GraphModule]:
-        return dict(zip(PARTS, self.graphs, strict=True))
+        return dict(zip(self.parts, self.graphs, strict=True))
 
     def replace(self, which: Part, graph: GraphModule) -> None:
-        slot = self.slots[PARTS.index(which)]
+        slot = self.slots[self.parts.index(which)]
         slot.graph = graph
         values = [n.meta.get("val") for n in graph.graph.find_nodes(op="placeholder")]
         slot.example_inputs = [value if moved(given, value) else given
@@ -69,8 +72,8 @@ class Partitioned:
 
     @contextlib.contextmanager
     def context(self, which: Part) -> Iterator[list[Any]]:
-        """The tracing state around one of the two graphs; gives its example inputs (fake tensors)."""
-        slot = self.slots[PARTS.index(which)]
+        """The tracing state around one of the graphs; gives its example inputs (fake tensors)."""
+        slot = self.slots[self.parts.index(which)]
         with slot.context():
             yield slot.example_inputs
 
@@ -79,7 +82,7 @@ class Partitioned:
         known of the run.
         """
         self.known, known.joint, known.partitioned = known, joint, self.graphs
-        kept = [n.name for n in saved_nodes(*self.graphs)]
+        kept = [n.name for n in saved_nodes(self.forward, self.backward)]
         taken = [n.name for n in self.backward.graph.find_nodes(op="placeholder") if not aot.is_tangent(n)]
         self.facts.results = len(output_values(self.forward)) - len(kept)
         self.facts.saved_order = tuple(map(kept.index, taken))
@@ -89,8 +92,28 @@ class Partitioned:
             set_facts(graph, facts_of(joint).of(part, self.facts))
 
 
-@dataclass
-class ForwardBackward(Partitioned):
+class Split(Partitioned, ABC):
+    """The graphs of an authored module's step: its forward and backward, or what a plugin's kind of step made of them.
+    """
+
+    @property
+    @abstractmethod
+    def pair(self) -> ForwardBackward:
+        """The forward and backward of the step."""
+
+    def fork(self) -> Self:
+        """Another one on the same graphs, for passes to work on; this one stays as it is."""
+        other = replace(self, slots=tuple(map(copy.copy, self.slots)))
+        other.facts, other.known, other.broken = self.facts.fork(), self.known.fork(), self.broken
+        return other
+
+    def __repr__(self) -> str:
+        nodes = [f"{part} {len(graph.graph.nodes)} nodes" for part, graph in self.by_part.items()]
+        return f"{type(self).__name__}({title(self.pair.authored)}: {', '.join(nodes)})"
+
+
+@dataclass(repr=False)
+class ForwardBackward(Split):
     """The partitioned pair of an authored module; `function` is torch's autograd wrapper around both."""
 
     authored: Authored
@@ -102,6 +125,10 @@ class ForwardBackward(Partitioned):
     writes: tuple[str, ...] | None = None
 
     @property
+    def pair(self) -> ForwardBackward:
+        return self
+
+    @property
     def written(self) -> list[str]:
         """The parameters and buffers that the captured forward writes, whatever passes have made of it since."""
         if self.writes is not None:
@@ -111,24 +138,16 @@ class ForwardBackward(Partitioned):
         return [name for name, info in zip([*self.parameters, *self.buffers], inputs, strict=False)
                 if info.mutates_data or info.mutates_metadata]
 
-    def fork(self) -> ForwardBackward:
-        """Another pair on the same graphs, for passes to work on; this one stays as it is.
-
-        No step can be compiled from the other: torch's wrapper calls the bodies of this one.
-        """
-        slots = copy.copy(self.slots[0]), copy.copy(self.slots[1])
-        pair = replace(self, slots=slots, function=_no_step)
-        pair.facts, pair.known, pair.broken = self.facts.fork(), self.known.fork(), self.broken
-        return pair
+    def fork(self) -> Self:
+        """No step can be compiled from the other pair: torch's wrapper calls the bodies of this one."""
+        other = super().fork()
+        other.function = _no_step
+        return other
 
     def __repr__(self) -> str:
-        forward, backward = (len(g.graph.nodes) for g in self.graphs)
         saved = saved_nodes(self.forward, self.backward)
         size = sum(tensor_bytes(n.meta.get("val")) for n in saved)
-        return (
-            f"ForwardBackward({title(self.authored)}: forward {forward} nodes, backward {backward} nodes, "
-            f"{len(saved)} saved, {size:,} bytes)"
-        )
+        return f"{super().__repr__()[:-1]}, {len(saved)} saved, {size:,} bytes)"
 
 
 def moved(given: Any, value: Any) -> bool:
@@ -161,15 +180,16 @@ def partition(joint: JointGraph, by: str = "min_cut") -> ForwardBackward:
     """Split: tags on the nodes say what the backward is given and what it computes again, and `by` what has no tag.
 
     by "min_cut": the cheapest cut, cheap values are computed again; "default": all that the backward reads is saved.
-    Source: torch/_functorch/partitioners.py `min_cut_rematerialization_partition` and `default_partition`. Closes
-    `joint`. Raises WorkbenchError where it is closed already, and for another `by`.
+    Source: torch/_functorch/partitioners.py `min_cut_rematerialization_partition` and `default_partition`. A plugin's
+    capture may have a cut of its own, and then `by` says nothing. Closes `joint`. Raises WorkbenchError where it is
+    closed already, and for another `by`.
     """
     joint.require_open()
+    if joint.cut is not None:
+        pair: ForwardBackward = joint.cut(joint)
+        return pair
     if by not in partitioning.PARTITIONERS:
         raise WorkbenchError(f"partition(..., by={by!r}): by must be one of {', '.join(partitioning.PARTITIONERS)}")
-    if joint.traced:
-        raise WorkbenchError(f"the traced graph of {title(joint.authored)} has no partitioner, which AOTAutograd "
-                             'brings: call cut(joint), or set capture to "joint"')
     with joint, joint.contexts.again():
         made = joint.graph
         joint.graph = aot.clone(made)  # torch edits the graph, and the last pass's record keeps the one it made

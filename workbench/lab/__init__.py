@@ -9,8 +9,9 @@
     inside_inductor        what Inductor does below the graph: its passes, kernels, memory; `workbench explain`
     memory_budget          what is saved fits a budget, at the least time; `workbench plan`
     offload_activations    saved tensors on the host between forward and backward
+    traced_capture         forward, loss and gradients traced by make_fx, and `compare_captures`
     traces                 what a torch.profiler trace shows of communication; `workbench order`
-    whole_step             clipping inside the optimizer's update, in a whole step
+    whole_step             forward, backward, clipping and AdamW in one graph, and clipping inside its update
 
 A folder joins as any other package does: by an entry point of the group `workbench.plugins` in pyproject.toml, which
 names its declarations. They import no torch; the other files are imported when their pass, command or public name is

@@ -29,9 +29,9 @@ class RegisteredPass:
     `partition_effect(forward_and_backward, options)` is for joint passes that only tag nodes: what the partitioner
     made of the tags. `order_costs(options, graph)` is for passes that choose an order of the collectives: the Costs
     by which they chose, which the check `order` holds later stages to. `promised(before, options)` is for passes that
-    change what collectives move: a Collective for each of the graph that they make. `executed(evidence, names, times)`
-    says whether a step ran what the pass made: evidence of its effect, names of the step's operators on a CPU, or
-    kernels on a GPU, with their counts, and how many microbatches a step has.
+    change what collectives move: a Collective for each of the graph that they make. `executed(evidence, names)` says
+    whether a step ran what the pass made: evidence of its effect, names of the step's operators on a CPU, or kernels on
+    a GPU, with their counts.
     """
 
     contract: PassContract
@@ -40,7 +40,7 @@ class RegisteredPass:
     partition_effect: Callable[[Graphs, Any], Effect] | None = None
     order_costs: Callable[[Any, GraphModule], Any] | None = None
     promised: Callable[[Graphs, Any], list[Any]] | None = None
-    executed: Callable[[Mapping[str, Any], Counter[str], int], Effect] | None = None
+    executed: Callable[[Mapping[str, Any], Counter[str]], Effect] | None = None
 
     @property
     def name(self) -> str:
@@ -85,7 +85,7 @@ def register_pass(
     partition_effect: Callable[[Graphs, Any], Effect] | None = None,
     order_costs: Callable[[Any, GraphModule], Any] | None = None,
     promised: Callable[[Graphs, Any], list[Any]] | None = None,
-    executed: Callable[[Mapping[str, Any], Counter[str], int], Effect] | None = None,
+    executed: Callable[[Mapping[str, Any], Counter[str]], Effect] | None = None,
     source: str = "user",
 ) -> Callable[[PassFunction], PassFunction]:
     """Register `function(gm, example_inputs, *, options) -> gm` under `name`; a replay pass gets and gives a body.

@@ -18,17 +18,16 @@ from workbench.checks.verdicts import Verdict
 from workbench.errors import WorkbenchError
 from workbench.graph.capture import JointGraph, title
 from workbench.graph.facts import Known
-from workbench.graph.lower import CompiledStep
+from workbench.graph.lower import Step
+from workbench.graph.partition import partition
 from workbench.graph.read.cost import flops
-from workbench.graph.step_graph import StepGraph
-from workbench.graph.whole_step import WholeStep
 from workbench.passes.full_inductor_compilation import require_compiler
 from workbench.passes.registry import find_pass
 from workbench.pipeline.progress import Progress, telling
 from workbench.pipeline.proofs.numerics_proof import prove_numerics
 from workbench.pipeline.run_passes import Level, PassRecord, choose, each_no_effect, run_joint, saved_bytes
-from workbench.pipeline.stages import capture_joint, divide, lower, run_later
-from workbench.pipeline.train import deterministic, optimizer_of
+from workbench.pipeline.stages import capture_joint, lower, run_later, step_kind
+from workbench.pipeline.train import deterministic
 from workbench.recipe.contracts import Stage, check_capture, check_passes, check_step
 from workbench.recipe.recipe import Recipe
 from workbench.recipe.rules import cuda_reasons
@@ -41,13 +40,13 @@ from workbench.world.mesh import World
 class Built:
     """A compiled step and what was proved on the way. `seconds` is wall time by stage.
 
-    step: a WholeStep where the recipe asks for it. known: what this run has learned, for the verdicts. schedule:
-    whether the ranks' collectives agree. captured: the joint graph as the passes received it. flop: of one step on this
-    rank, counted on that graph, for each microbatch.
+    step: a CompiledStep, or what the recipe's kind of step makes. known: what this run has learned, for the verdicts.
+    schedule: whether the ranks' collectives agree. captured: the joint graph as the passes received it. flop: of one
+    step on this rank, counted on that graph, for each microbatch.
     """
 
     authored: Authored
-    step: CompiledStep | WholeStep
+    step: Step
     known: Known = field(repr=False)
     schedule: Verdict
     seconds: dict[str, float] = field(default_factory=dict)
@@ -140,12 +139,12 @@ def _build(recipe: Recipe, world: World, clock: Clock, note: Callable[[JointGrap
         with clock("joint passes", told=False):
             run_joint(joint, recipe.joint_passes, progress=clock.tell)
         with clock("partition"):
-            pair = divide(joint)
+            pair = partition(joint)
     with clock("passes", told=False):
         split = run_later(recipe, pair, recipe.passes, progress=clock.tell)
     with clock("compile", told=False):
         schedule = lower(split)
-    step = WholeStep(split, optimizer_of(authored)) if isinstance(split, StepGraph) else CompiledStep(split)
+    step = step_kind(recipe).step(split)
     split.known.built = True
     flop = sum(flops(before).values()) * recipe.training.accumulate
     return Built(authored, step, split.known, schedule, clock.seconds, saved_bytes(pair), before, flop)

@@ -21,10 +21,9 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from workbench.authoring.authored import Authored
 from workbench.errors import WorkbenchError, full_disk
-from workbench.graph.update import STATE, scalar_dtype
-from workbench.graph.whole_step import WholeStep
 from workbench.recipe.recipe import Recipe
 from workbench.torch_api.determinism import random_state, set_random_state
+from workbench.torch_api.distributed.adamw import STATE, scalar_dtype
 
 ABOUT, RATES, SAVING, FORMAT = "about.json", "rates.pt", ".saving", 2
 
@@ -32,12 +31,12 @@ ABOUT, RATES, SAVING, FORMAT = "about.json", "rates.pt", ".saving", 2
 class Checkpoints:
     """The checkpoints of one run in `folder`, which all ranks share. Every rank calls each method.
 
-    step: the WholeStep that trains, or None where `optimizer` steps by itself. scheduler: of the learning rate.
+    scheduler: of the learning rate.
     """
 
     def __init__(self, folder: Path | str, authored: Authored, optimizer: torch.optim.Optimizer,
-                 step: WholeStep | None = None, scheduler: LRScheduler | None = None):
-        self.folder, self.authored, self.optimizer, self.step = Path(folder).absolute(), authored, optimizer, step
+                 scheduler: LRScheduler | None = None):
+        self.folder, self.authored, self.optimizer = Path(folder).absolute(), authored, optimizer
         self.scheduler = scheduler
         assert authored.recipe is not None
         self.recipe: Recipe = authored.recipe
@@ -100,8 +99,6 @@ class Checkpoints:
     def _state(self) -> dict[str, Any]:
         """What is saved, by name; `dcp.load` writes into these tensors in place."""
         module = self.authored.module
-        if self.step is not None:
-            self.step.take_state()
         kept = module.state_dict().keys()
         found: dict[str, Any] = {f"model.{name}": p.detach() for name, p in module.named_parameters()}
         found |= {f"model.{name}": b for name, b in module.named_buffers() if name in kept}

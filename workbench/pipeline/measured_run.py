@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import re
 from bisect import bisect
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch.fx import GraphModule
 
 from workbench.errors import WorkbenchError
+from workbench.graph.lower import CompiledStep, Step
 from workbench.graph.partition import ForwardBackward
 from workbench.graph.read.simulated_run import BEHIND_OTHERS, COMPUTE, CPU_LATE, HIDDEN, Span, StepTimeline, simulated
-from workbench.graph.whole_step import WholeStep
 from workbench.pipeline import gpu_communication as gpu
 from workbench.pipeline.step_profile import profiled
 from workbench.torch_api.restoring import restoring, restoring_module
@@ -39,38 +38,23 @@ class Kernel(NamedTuple):
     launched: float = float("-inf")
 
 
-def measured(step: Callable[[], Any], what: ForwardBackward | WholeStep) -> StepTimeline:
-    """Run `step` (forward and backward of a pair, or a whole step, and no other collective) on this rank's GPU,
+def measured(step: Callable[[], Any], what: ForwardBackward | Step) -> StepTimeline:
+    """Run `step` (forward and backward of a pair, or all of a step, and no other collective) on this rank's GPU,
     profiled.
 
     Every rank calls it, after warm-up; the step runs twice, and the second run counts. Each process group has a stream
-    of its own, whose NCCL kernels are matched with the group's collectives in their order. The module, and a whole
-    step's optimizer, are unchanged afterwards. Raises WorkbenchError without a GPU.
+    of its own, whose NCCL kernels are matched with the group's collectives in their order. The module, and the states
+    that a step updates, are unchanged afterwards. Raises WorkbenchError without a GPU.
     """
     if not torch.cuda.is_available():
         raise WorkbenchError("a timeline is measured on a GPU, and there is none here: simulated(...) estimates one")
-    with _restoring(what):
+    run = what if isinstance(what, Step) else CompiledStep(what)
+    with restoring_module(run.module, run.written), restoring(run.states):
         events, calls = profiled(step)
     launched = {call.id: call.time_range.end for call in calls}
     kernels = [Kernel(e.name, int(e.device_resource_id), e.time_range.start, e.time_range.end,
                       launched.get(e.id, float("-inf"))) for e in events]
-    return run_of_kernels(kernels, graphs_of(what), f"measured on {torch.cuda.get_device_name()}")
-
-
-def graphs_of(what: ForwardBackward | WholeStep) -> dict[str, GraphModule]:
-    """The graphs that one step runs, by part."""
-    return {"step": what.joined.graph} if isinstance(what, WholeStep) else what.by_part
-
-
-@contextmanager
-def _restoring(what: ForwardBackward | WholeStep) -> Iterator[None]:
-    """Restore the module at the end; also what a whole step updates, parameters and the optimizer's state."""
-    if isinstance(what, WholeStep):
-        with restoring_module(what.module, what.joined.trained), restoring(what.states):
-            yield
-    else:
-        with restoring_module(what.authored.module, what.written):
-            yield
+    return run_of_kernels(kernels, run.split.by_part, f"measured on {torch.cuda.get_device_name()}")
 
 
 def _moves(kernel: Kernel) -> bool:

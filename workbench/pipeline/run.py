@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,13 +17,11 @@ from workbench.checks.collectives import gathered
 from workbench.checks.order import times_of
 from workbench.checks.verdicts import Verdict
 from workbench.errors import WorkbenchError
-from workbench.graph.facts import facts_of
 from workbench.graph.saving.peak import StepPeak, step_peak
-from workbench.graph.whole_step import WholeStep
 from workbench.pipeline.build import Built, build
 from workbench.pipeline.checkpoints import check_saving
 from workbench.pipeline.machine import machine, versions
-from workbench.pipeline.measured_run import graphs_of, measured
+from workbench.pipeline.measured_run import measured
 from workbench.pipeline.progress import REPORTS, Post, Progress
 from workbench.pipeline.proofs.executed_proof import note_executed
 from workbench.pipeline.proofs.time_proof import time_graphs
@@ -145,11 +143,11 @@ def _result(built: Built, recipe: Recipe, level: Level, training: Training | Non
     ceiling, profile = None, None
     peak = Peak(predicted_peak(built), training.peak_bytes if training is not None else None)
     if training is not None:
-        batch = Batches(built.authored).at(0)
-        once = partial(_once, built, batch)
-        _note_executed(built, once)
+        once = partial(_once, built, Batches(built.authored).first())
+        with restoring_module(built.authored.module, built.step.written):
+            note_executed(built.known, once)
         if world.device.type == "cuda":
-            profile = profile_step(once, built.authored.module, _written(built))
+            profile = profile_step(once, built.authored.module, built.step.written)
             _profile_order(built, once)
         built.step.close()
         ceiling = matmul_ceiling(world, getattr(torch, recipe.precision.param))
@@ -158,33 +156,17 @@ def _result(built: Built, recipe: Recipe, level: Level, training: Training | Non
                       ceiling, profile, peak, _why_not_run(world, level))
 
 
-def _note_executed(built: Built, once: Callable[[], None]) -> None:
-    whole = isinstance(built.step, WholeStep)
-    with restoring_module(built.authored.module, _written(built)):
-        note_executed(built.known, once, recipe_of(built.authored).training.accumulate if whole else 1)
-
-
-def _written(built: Built) -> Collection[str]:
-    """The names of the parameters that one step writes."""
-    return built.step.joined.trained if isinstance(built.step, WholeStep) else built.step.pair.written
-
-
 def _once(built: Built, batch: tuple[Any, ...]) -> None:
-    """Forward and backward, or the whole step."""
     built.authored.module.zero_grad(set_to_none=True)  # a replayed step refuses to write over gradients that are held
-    if isinstance(built.step, WholeStep):
-        built.step(*batch)
-    else:
-        built.step(*batch).backward()
+    built.step.once(*batch)
 
 
 def _profile_order(built: Built, once: Callable[[], None]) -> None:
     """Profile a step on this rank's GPU, where a pass has hidden collectives behind compute."""
-    what = built.step if isinstance(built.step, WholeStep) else built.step.pair
-    chosen = facts_of(next(iter(graphs_of(what).values()))).step.order
+    chosen = built.step.split.facts.order
     asked = chosen is not None and bool(chosen.hidden)
     if any(gathered(asked)):  # local shapes may differ, and a step has collectives
-        ran = measured(once, what)
+        ran = measured(once, built.step)
         times = gathered(times_of(ran))
         if chosen is not None and asked:
             built.known.profile = chosen, ran, times
@@ -207,8 +189,7 @@ def pass_row(record: PassRecord, recipe: Recipe) -> PassRow:
 
 def predicted_peak(built: Built) -> StepPeak:
     """The step's peak, by the graphs as the last pass left them."""
-    graphs = built.step.joined.graphs if isinstance(built.step, WholeStep) else built.step.pair.graphs
-    return peak_by(graphs, [record.name for record in built.records])
+    return peak_by(built.step.split.graphs, [record.name for record in built.records])
 
 
 def peak_by(graphs: tuple[GraphModule, ...], passes: Sequence[str], *, gpu: bool = False) -> StepPeak:

@@ -19,7 +19,6 @@ from workbench.graph.facts import Known, StepFacts, facts_of, set_facts
 from workbench.graph.partition import ForwardBackward, Partitioned
 from workbench.graph.read.memory import saved_tensors
 from workbench.graph.read.nodes import module_path
-from workbench.graph.step_graph import StepGraph
 from workbench.passes.registry import RegisteredPass, find_pass
 from workbench.recipe.contracts import Stage
 from workbench.recipe.sections import PassSpec, listed
@@ -29,8 +28,7 @@ from workbench.torch_api.inductor import lowering
 from workbench.torch_api.ops import is_symbolic
 
 Level = Literal["light", "full"]
-JOINT, PARTITIONED = (Stage.JOINT,), (Stage.PARTITIONED, Stage.LOWERING, Stage.REPLAY)
-WHOLE = (Stage.STEP, Stage.LOWERING, Stage.REPLAY)
+JOINT = (Stage.JOINT,)
 
 
 class Joint(Protocol):
@@ -180,18 +178,17 @@ def run_joint(
 
 
 def run_partitioned(
-    pair: Partitioned | StepGraph,
+    pair: Partitioned,
     specs: Sequence[PassSpec | str | Mapping[str, Any]],
     *,
     progress: Callable[[str], None] = lambda _: None,
 ) -> tuple[list[PassRecord], tuple[Any, ...] | None]:
-    """Run the passes on forward and backward, or on the whole step; the second result holds the bodies of a lowering or
-    replay pass, or None.
+    """Run the passes on forward and backward, or on what a plugin's kind of step made of them; the second result holds
+    the bodies of a lowering or replay pass, or None.
 
     A pass that raises, on either graph, leaves both as it received them.
     """
-    stages = WHOLE if isinstance(pair, StepGraph) else PARTITIONED
-    chosen = [choose(spec, stages, "run_partitioned") for spec in listed(specs, "run_partitioned")]
+    chosen = [choose(spec, pair.stages, "run_partitioned") for spec in listed(specs, "run_partitioned")]
     records: list[PassRecord] = []
     for item, options in chosen:
         pair.require_usable()
@@ -216,7 +213,7 @@ def run_partitioned(
     return records, pair.known.bodies
 
 
-def agree_on_collectives(pair: Partitioned | StepGraph) -> Verdict:
+def agree_on_collectives(pair: Partitioned) -> Verdict:
     """Compare the ordered collectives of all ranks, before any of them runs. Every rank must call it.
 
     Raises WorkbenchError on every rank, naming the first difference.
@@ -237,4 +234,4 @@ def each_no_effect(records: Sequence[PassRecord]) -> Iterator[tuple[str, str]]:
 
 def saved_bytes(pair: ForwardBackward) -> int:
     """Bytes that the forward saves for the backward: each storage once, without the step's inputs."""
-    return sum(row.held_bytes for row in saved_tensors(*pair.graphs))
+    return sum(row.held_bytes for row in saved_tensors(pair.forward, pair.backward))

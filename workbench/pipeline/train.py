@@ -5,26 +5,26 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from workbench.authoring.authored import Authored
-from workbench.authoring.microbatches import accumulate
+from workbench.authoring.microbatches import accumulate, cut
 from workbench.errors import WorkbenchError
-from workbench.graph.update import clipping, copies_of, scalar_dtype, squares
-from workbench.graph.whole_step import WholeStep
+from workbench.graph.lower import Step
 from workbench.pipeline.checkpoints import Checkpoints, check_saving
 from workbench.pipeline.expert_load import ExpertLoad, balance, routed_layers
 from workbench.pipeline.text_data import load_text
 from workbench.recipe.recipe import Recipe
-from workbench.torch_api.determinism import deterministic
-from workbench.torch_api.distributed.adamw import ShardedAdamW
+from workbench.torch_api.determinism import deterministic, norm_of
+from workbench.torch_api.distributed.adamw import ShardedAdamW, scalar_dtype
 from workbench.torch_api.restoring import shard_of
 from workbench.world.mesh import coordinates
 
@@ -46,7 +46,7 @@ class Batches:
     def __init__(self, authored: Authored):
         recipe = recipe_of(authored)
         place = coordinates(authored.mesh, authored.world.rank)
-        self.spec, self.device = recipe.data, authored.world.device
+        self.spec, self.device, self.accumulate = recipe.data, authored.world.device, recipe.training.accumulate
         self.dp_rank = place.get("dp_replicate", 0) * recipe.mesh.dp_shard + place.get("dp_shard", 0)
         self.text = load_text(
             self.spec.path, seq_len=self.spec.seq_len, vocab_size=int(recipe.model.sizes()["vocab_size"])
@@ -61,8 +61,9 @@ class Batches:
             batch = batch[0].pin_memory(), batch[1].pin_memory()
         return batch[0].to(self.device, non_blocking=True), batch[1].to(self.device, non_blocking=True)
 
-
-Step = Callable[..., torch.Tensor] | WholeStep
+    def first(self) -> tuple[torch.Tensor, ...]:
+        """What a step's graphs take at first: the first microbatch of the first step."""
+        return cut(self.at(0), self.accumulate)[0]
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ class Training:
 def optimizer_of(authored: Authored) -> torch.optim.Optimizer:
     """The optimizer of the recipe over the module's parameters: fused AdamW on shards; one group for each mesh.
 
-    Its learning rate is a tensor, of the dtype in which the whole step in one graph reads it.
+    Its learning rate is a tensor, of the dtype in which the fused AdamW reads it.
     """
     device = authored.world.device
     lr = torch.tensor(recipe_of(authored).training.lr, dtype=scalar_dtype("lr", device), device=device)
@@ -111,6 +112,28 @@ def by_mesh(parameters: Iterable[torch.nn.Parameter]) -> list[list[torch.nn.Para
     for parameter in parameters:
         found.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
     return list(found.values())
+
+
+def squares(gradients: Sequence[torch.Tensor], copies: Sequence[int]) -> torch.Tensor:
+    """This rank's part of the squared norm, in float64; `copies`: how many ranks hold the same shard of each."""
+    groups: dict[int, list[torch.Tensor]] = {}
+    for same, gradient in zip(copies, gradients, strict=True):
+        groups.setdefault(same, []).append(gradient)
+    total: Any = sum(norm_of(group).double() ** 2 / same for same, group in groups.items())
+    return total  # type: ignore[no-any-return]
+
+
+def copies_of(tensor: torch.Tensor, ranks: int) -> int:
+    """How many of all ranks hold the same shard of a tensor."""
+    if not isinstance(tensor, DTensor):
+        return ranks
+    sizes = zip(tensor.placements, tensor.device_mesh.shape, strict=True)
+    return ranks // math.prod(size for placement, size in sizes if not placement.is_replicate())
+
+
+def clipping(norm: torch.Tensor, limit: float) -> torch.Tensor:
+    """What scales gradients of this norm to one of at most `limit`, as `torch.nn.utils.clip_grads_with_norm_` does."""
+    return torch.clamp(limit / (norm + 1e-6), max=1.0)
 
 
 def total_norm(gradients: list[torch.Tensor]) -> torch.Tensor:
@@ -140,18 +163,12 @@ def clip(authored: Authored, limit: float | None) -> torch.Tensor:
 def apart(
     authored: Authored, run: Callable[..., torch.Tensor], optimizer: torch.optim.Optimizer
 ) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
-    """A step of a forward, eager or compiled, whose optimizer runs outside of any graph: returns loss and norm.
-
-    Raises WorkbenchError where the recipe accumulates microbatches and `run` is not the module itself.
-    """
+    """A step of a forward, eager or compiled, whose optimizer runs outside of any graph: returns loss and norm."""
     spec = recipe_of(authored).training
-    if spec.accumulate > 1 and run is not authored.module:
-        raise WorkbenchError(f"the recipe accumulates {spec.accumulate} microbatches, and this step reduces each one's "
-                             "gradients: train the module or a WholeStep, or set training.accumulate to 1")
 
     def step(*batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         if spec.accumulate > 1:
-            loss = accumulate(authored.module, batch, spec.accumulate)
+            loss = accumulate(run, authored.module, batch, spec.accumulate)
         else:
             loss = run(*batch)
             loss.backward()
@@ -174,20 +191,21 @@ def _read(pending: list[tuple[torch.Tensor, torch.Tensor]], size: int) -> tuple[
 
 
 def _advance(schedule: LRScheduler) -> None:
-    """One step of a schedule; torch warns where the optimizer's own `step` has not run, and a whole step needs none."""
+    """One step of a schedule; torch warns where the optimizer's own `step` has not run, and some steps need none."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
         schedule.step()
 
 
 def train(
-    authored: Authored, step: Step | None = None, *, progress: Callable[[int, float], Any] = lambda *_: None,
+    authored: Authored, step: Callable[..., Any] | None = None, *,
+    progress: Callable[[int, float], Any] = lambda *_: None,
     folder: Path | str | None = None, save_every: int | None = None,
     scheduler: Callable[[torch.optim.Optimizer], LRScheduler] | None = None,
 ) -> Training:
     """Train up to step `recipe.training.steps`; every rank calls it.
 
-    `step(tokens, targets)` is a CompiledStep, a WholeStep, or None for the module itself, eagerly. `progress(step,
+    `step(tokens, targets)` is what `build` gave, or None for the module itself, eagerly. `progress(step,
     loss)` is called for each step, once its loss is read. folder: of checkpoints, which all ranks share: the run
     resumes from the newest one there, and writes one every `save_every` steps and at the end. scheduler: makes the
     learning rate's schedule of the optimizer; it steps once a training step, and a checkpoint holds its state.
@@ -195,14 +213,17 @@ def train(
     recipe, world = recipe_of(authored), authored.world
     spec = recipe.training
     check_saving(recipe, folder, save_every)
-    whole = step if isinstance(step, WholeStep) else None
-    optimizer = optimizer_of(authored) if whole is None else whole.optimizer
-    run = whole or apart(authored, step or authored.module, optimizer)  # type: ignore[arg-type]
+    if isinstance(step, Step) and step.optimizer is not None:
+        run: Callable[..., Any] = step
+        optimizer = step.optimizer
+    else:
+        optimizer = optimizer_of(authored)
+        run = apart(authored, step or authored.module, optimizer)
     schedule = None if scheduler is None else scheduler(optimizer)
     if isinstance(schedule, ReduceLROnPlateau):
         raise WorkbenchError("train(..., scheduler=ReduceLROnPlateau): it reads a validation loss, and train has none: "
                              "take a scheduler that counts steps")
-    saved = None if folder is None else Checkpoints(folder, authored, optimizer, whole, schedule)
+    saved = None if folder is None else Checkpoints(folder, authored, optimizer, schedule)
     batches = Batches(authored)
     cuda = world.device.type == "cuda"
     if cuda:

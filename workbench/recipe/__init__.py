@@ -4,6 +4,7 @@
     contracts    PassContract, Options, Stage, Numerics
     edits        change a recipe by dotted key
     files        read users' files, write whole ones
+    kinds        kinds of capture and of training step
     listings     recipes and passes as text
     model_sizes  sizes of each family's flavors
     plugins      the door for other packages: passes and commands

@@ -188,7 +188,7 @@ def _list_of(contract: PassContract) -> str:
 
 
 def check_step(passes: Sequence[str], step: str) -> list[tuple[int, str]]:
-    """(place in the list, problem) of each pass that cannot run where the step is a "pair" or one "whole" graph."""
+    """(place in the list, problem) of each pass that cannot run where the step is a "pair", or of another kind."""
     problems = []
     for i, contract in enumerate(map(CONTRACTS.get, passes)):
         if contract is None:
@@ -196,17 +196,17 @@ def check_step(passes: Sequence[str], step: str) -> list[tuple[int, str]]:
         if contract.stage is Stage.STEP and step == "pair":
             problems.append((i, f"pass {contract.name!r} runs on the whole step in one graph, and training.step is "
                                 '"pair": set it to "whole", or drop the pass'))
-        if "pair" in contract.needs and step == "whole":
+        if "pair" in contract.needs and step != "pair":
             problems.append((i, f"pass {contract.name!r} needs forward and backward apart, and training.step is "
-                                '"whole": set it to "pair", or drop the pass'))
+                                f'"{step}": set it to "pair", or drop the pass'))
     return problems
 
 
 def check_capture(names: Sequence[str], capture: str) -> list[tuple[str, str]]:
-    """(pass, problem) of each pass that cannot run on a "traced" capture."""
+    """(pass, problem) of each pass that cannot run on the capture of a plugin, which has no partitioner."""
     needing = [name for name in names if name in CONTRACTS and "partitioner" in CONTRACTS[name].needs]
-    return [(name, f"pass {name!r} needs torch's partitioner, and capture is \"traced\", which has none: set it to "
-                   '"joint", or drop the pass') for name in needing if capture == "traced"]
+    return [(name, f"pass {name!r} needs torch's partitioner, and capture is \"{capture}\", which has none: set it to "
+                   '"joint", or drop the pass') for name in needing if capture not in ("joint", None)]
 
 
 def _misordered(first: PassContract, second: PassContract) -> list[str]:

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 import tomli_w
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from workbench.recipe.contracts import CONTRACTS
 from workbench.recipe.edits import apply_overrides, flatten
+from workbench.recipe.kinds import check_kind
 from workbench.recipe.rules import rule_problems
 from workbench.recipe.sections import DataSpec, Expectations, MeshSpec, ModelSpec, PassSpec, PrecisionSpec, TrainingSpec
 from workbench.recipe.strict_toml import (
@@ -44,15 +45,19 @@ class Recipe(Declared):
     mesh: MeshSpec = MeshSpec()
     data: DataSpec = DataSpec()
     precision: PrecisionSpec = PrecisionSpec()
-    capture: Literal["joint", "traced"] = Field("joint", description="joint: by Dynamo and AOTAutograd, cut by torch's "
-                                                                     "partitioner; traced: by make_fx, with the "
-                                                                     "recomputation placed in the graph")
+    capture: str = Field("joint", description="joint: by Dynamo and AOTAutograd, cut by torch's partitioner; traced: "
+                                              "by make_fx, with the recomputation placed in the graph; or a plugin's")
     joint_passes: tuple[PassSpec, ...] = ()
     passes: tuple[PassSpec, ...] = ()
     training: TrainingSpec = TrainingSpec()
     expect: Expectations = Expectations()
     strict: bool = Field(False, description="a pass without effect is an error")
     free_order: bool = Field(False, description="passes of a stage may stand in any order, to see why order matters")
+
+    @field_validator("capture")
+    @classmethod
+    def _known_capture(cls, value: str) -> str:
+        return check_kind("capture", value)
 
     @model_validator(mode="after")
     def _rules(self) -> Self:

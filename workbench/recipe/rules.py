@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
-from workbench.recipe.contracts import CONTRACTS, check_capture, check_passes, check_step
+from workbench.recipe.contracts import CONTRACTS, Stage, check_capture, check_passes, check_step
 from workbench.recipe.strict_toml import Problem, check, freeze
 
 
@@ -40,7 +40,7 @@ def rule_problems(parts: Mapping[str, Any], sizes: Mapping[str, Any] | None) -> 
     if (training := parts.get("training")) is not None:
         problems += [Problem(f"passes[{i}]", message)
                      for i, message in check_step([p["name"] for p in passes], training["step"])]
-        problems += _accumulation_problems(training, data, sizes)
+        problems += _accumulation_problems(training, data, passes)
     problems += [Problem("capture", message) for _, message in
                  check_capture([p["name"] for p in (*joint, *passes)], parts.get("capture", "joint"))]
     if expect is not None:
@@ -53,20 +53,21 @@ def rule_problems(parts: Mapping[str, Any], sizes: Mapping[str, Any] | None) -> 
 
 
 def _accumulation_problems(
-    training: Mapping[str, Any], data: Mapping[str, Any] | None, sizes: Mapping[str, Any] | None
+    training: Mapping[str, Any], data: Mapping[str, Any] | None, passes: Sequence[Mapping[str, Any]]
 ) -> list[Problem]:
     key, count, problems = "training.accumulate", training["accumulate"], list[Problem]()
     if count == 1:
         return []
-    if training["step"] != "whole":
-        problems.append(Problem(key, f"{count} microbatches are added up inside the graph of a whole step, and "
-                                     f'training.step is "{training["step"]}": set it to "whole", or accumulate to 1'))
+    if training["step"] != "pair":
+        problems.append(Problem(key, f"{count} microbatches have their gradients added up outside any graph, and "
+                                     f'training.step is "{training["step"]}": set it to "pair", or accumulate to 1'))
     if data is not None:
         problems += _divides("data.batch_per_rank", data["batch_per_rank"], key, count, key)
-    if (sizes or {}).get("dispatch") == "dropless":
-        problems.append(Problem(key, "several microbatches in one graph need sizes that are the same in all, and "
-                                     "dropless dispatch reads them from the device: set model.dispatch to "
-                                     '"capacity", or accumulate to 1'))
+    for place, spec in enumerate(passes):
+        if spec["name"] in CONTRACTS and CONTRACTS[spec["name"]].stage is Stage.REPLAY:
+            problems.append(Problem(f"passes[{place}]", f"pass {spec['name']!r} writes over the gradients of the "
+                                    f"microbatch before, and training.accumulate is {count}: set it to 1, or drop the "
+                                    "pass"))
     return problems
 
 

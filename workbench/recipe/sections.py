@@ -8,6 +8,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, NonNegativeInt, PositiveInt, ValidationInfo, field_validator, model_validator
 
 from workbench.errors import WorkbenchError
+from workbench.recipe.kinds import check_kind
 from workbench.recipe.model_sizes import SIZES
 from workbench.recipe.strict_toml import Declared
 
@@ -178,10 +179,10 @@ class TrainingSpec(Declared):
     """Steps and optimizer. `clip` is the largest gradient norm; "off" does not clip."""
 
     steps: PositiveInt = 10
-    step: Literal["pair", "whole"] = Field("pair", description="whole: forward, backward, clipping and the optimizer "
-                                                               "in one graph; pair: the optimizer runs outside")
+    step: str = Field("pair", description="pair: the optimizer runs outside the graphs; whole: forward, backward, "
+                                          "clipping and the optimizer in one graph; or a kind that a plugin declares")
     accumulate: PositiveInt = Field(1, description="microbatches that a rank's batch is cut into: the update follows "
-                                                   "their mean gradient, which is reduced once")
+                                                   "their mean gradient")
     nan_norm: Literal["apply", "skip"] = Field("apply", description="a step whose gradient norm is NaN or infinite: "
                                                                     "update all the same, or leave all as it is")
     read_loss_every: PositiveInt = Field(1, description="steps between two reads of loss and norm from the device")
@@ -190,6 +191,11 @@ class TrainingSpec(Declared):
     clip: float | None = Field(1.0, gt=0)
     seed: NonNegativeInt = 0
     deterministic: bool = True
+
+    @field_validator("step")
+    @classmethod
+    def _known_step(cls, value: str) -> str:
+        return check_kind("training.step", value)
 
     @field_validator("clip", mode="before")
     @classmethod

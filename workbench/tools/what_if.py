@@ -21,17 +21,16 @@ from workbench.checks import collectives
 from workbench.checks.record import PassRecord
 from workbench.errors import WorkbenchError
 from workbench.graph.capture import JointGraph, capture
-from workbench.graph.partition import ForwardBackward, partition
+from workbench.graph.partition import ForwardBackward, Split, partition
 from workbench.graph.read.cost import device_spec
-from workbench.graph.saving.recomputation import cut
-from workbench.graph.step_graph import StepGraph, join
 from workbench.passes.registry import find_pass
 from workbench.pipeline.build import check_buildable
 from workbench.pipeline.progress import Progress, telling
-from workbench.pipeline.run_passes import WHOLE, capture_decompositions, choose, run_joint, run_partitioned
-from workbench.pipeline.stages import Split, capture_joint, divide, is_whole, join_step, pair_of, passes_before
+from workbench.pipeline.run_passes import capture_decompositions, choose, run_joint, run_partitioned
+from workbench.pipeline.stages import LATE, PairStep, capture_joint, passes_before, step_kind
 from workbench.pipeline.train import deterministic
 from workbench.recipe.contracts import Stage
+from workbench.recipe.kinds import find_kind
 from workbench.recipe.recipe import Recipe, diff_recipes
 from workbench.recipe.sections import PassSpec, listed
 from workbench.recipe.wording import aligned
@@ -107,7 +106,7 @@ class Study:
 
     @property
     def pair(self) -> ForwardBackward:
-        return pair_of(self._split)
+        return self._split.pair
 
     @property
     def joint(self) -> JointGraph:
@@ -171,7 +170,7 @@ class Study:
             split = _graphs(recipe, self.world, plan, calls)
             if calls.key not in self._figures:
                 compiled = split.known.has_pass_of(Stage.LOWERING)
-                self._figures[calls.key] = figures_of(pair_of(split), self.device, compiled=compiled)
+                self._figures[calls.key] = figures_of(split.pair, self.device, compiled=compiled)
             schedule = collectives.exchange(split.graphs)  # every time, so that no rank waits for another
         self._stages = calls.stages
         self._forget([stage.key for stage in calls.stages])
@@ -243,24 +242,26 @@ class _Calls:
 
 def _graphs(recipe: Recipe, world: World, plan: ParallelPlan | None, call: _Calls) -> Split:
     """The calls of `build`, up to its last pass. No call changes what another returned."""
-    table, whole = capture_decompositions(recipe.joint_passes) is not None, is_whole(recipe)
+    table, step = capture_decompositions(recipe.joint_passes) is not None, recipe.training.step
     code: Any = author_module, random_tokens, find_family(recipe.model.family)
     authored = call("author", partial(author, plan=plan), recipe, world, reads={
         "recipe": repr(recipe.model_dump(exclude=_LATER)), "plan": plan, "code": code})
     joint = call("capture", capture_joint, recipe, authored, reads={
-        "recipe": repr((table, whole, recipe.capture)), "code": (capture, lowering.decomposition_table)})
+        "recipe": repr((table, step, recipe.capture)),
+        "code": (capture, find_kind("capture", recipe.capture), lowering.decomposition_table)})
     for spec in recipe.joint_passes:
         joint = call(spec.name, _after_joint, joint, spec, reads=_reads(spec))
     tags = [find_pass(spec.name).partition_effect for spec in recipe.joint_passes]
-    split: Split = call("partition", _divided, joint, reads={"code": (partition, cut, tags)})
-    early = passes_before(recipe.passes, WHOLE) if whole else list(recipe.passes)
+    split: Split = call("partition", _divided, joint, reads={"code": (partition, joint.cut, tags)})
+    early = passes_before(recipe.passes, LATE)
     for spec in early:
         split = call(spec.name, _after_split, split, spec, reads=_reads(spec))
-    if whole:
-        update = recipe.training.model_dump(include={"clip", "nan_norm", "accumulate"})
-        split = call("join", _joined, recipe, split, reads={"recipe": repr((update, table)), "code": join})
-        for spec in recipe.passes[len(early):]:
-            split = call(spec.name, _after_split, split, spec, reads=_reads(spec))
+    if step != "pair":
+        kind = step_kind(recipe)
+        split = call("join", _joined, kind, recipe, split, reads={
+            "recipe": repr((recipe.training.model_dump(), table)), "code": type(kind)})
+    for spec in recipe.passes[len(early):]:
+        split = call(spec.name, _after_split, split, spec, reads=_reads(spec))
     return split
 
 
@@ -278,7 +279,7 @@ def _after_joint(joint: JointGraph, spec: PassSpec) -> JointGraph:
 
 
 def _divided(joint: JointGraph) -> Split:
-    return divide(joint.fork())
+    return partition(joint.fork())
 
 
 def _after_split(split: Split, spec: PassSpec) -> Split:
@@ -287,9 +288,8 @@ def _after_split(split: Split, spec: PassSpec) -> Split:
     return other
 
 
-def _joined(recipe: Recipe, split: Split) -> Split:
-    assert not isinstance(split, StepGraph)
-    return join_step(recipe, split.fork())
+def _joined(kind: PairStep, recipe: Recipe, split: Split) -> Split:
+    return kind.join(recipe, split.pair.fork())
 
 
 def _why(stage: _Stage, previous: _Stage | None, ran: Sequence[Ran]) -> str:

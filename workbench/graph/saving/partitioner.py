@@ -37,7 +37,7 @@ def torch_cut(gm: GraphModule, producers: Sequence[Producer], share: float = 1.0
 
     producers: those of `gm`. share: torch's `activation_memory_budget`.
     """
-    if facts_of(gm).traced:
+    if not facts_of(gm).partitioner:
         kept = {e.node.name: e.bytes for made in producers if not made.decided for e in made.results if e.read}
         return Cut(None, kept, 0.0)
     graph = aot.clone(gm)

@@ -22,16 +22,14 @@ from workbench.checks.record import PassRecord, step_verdicts
 from workbench.checks.verdicts import Verdict
 from workbench.graph.capture import title
 from workbench.graph.facts import GraphFacts, Part, StepFacts, facts_of, set_facts
-from workbench.graph.lower import CompiledStep, PairFunction, bind, inputs_by_name
-from workbench.graph.partition import ForwardBackward, saved_order
-from workbench.graph.step_graph import StepGraph
-from workbench.graph.whole_step import WholeStep
+from workbench.graph.lower import PairFunction, Step, bind, inputs_by_name
+from workbench.graph.partition import ForwardBackward, Split, saved_order
 from workbench.pipeline.machine import gpus
 from workbench.pipeline.report_data import PassRow
 from workbench.pipeline.run import pass_row
 from workbench.pipeline.run_passes import run_partitioned, saved_bytes
-from workbench.pipeline.stages import Split, pair_of, passes_before
-from workbench.pipeline.train import optimizer_of, recipe_of
+from workbench.pipeline.stages import passes_before, step_kind
+from workbench.pipeline.train import recipe_of
 from workbench.recipe.contracts import Stage
 from workbench.torch_api import aot
 from workbench.torch_api.distributed.named_groups import alias_groups, rename_groups
@@ -41,8 +39,8 @@ from workbench.torch_api.inductor.written_code import Boxed, Compiled, WrittenGr
 
 @dataclass(frozen=True)
 class Program:
-    """A step on one rank. groups: the names of its process groups, in order. pair, whole: arguments of ForwardBackward,
-    and of StepGraph where it is one. rows, pipeline: verdicts on its passes, as in a report.
+    """A step on one rank. groups: the names of its process groups, in order. pair: arguments of ForwardBackward.
+    numbers: what the recipe's kind of step needs beside. rows, pipeline: verdicts on its passes, as in a report.
     """
 
     graphs: dict[Part, WrittenGraph]
@@ -50,7 +48,7 @@ class Program:
     flop: int
     facts: StepFacts
     pair: dict[str, Any]
-    whole: dict[str, Any]
+    numbers: dict[str, Any]
     gradients: list[str | None]
     saved_bytes: int
     rows: list[PassRow]
@@ -72,7 +70,7 @@ def lower(split: Split, groups: list[str], flop: int) -> Program:
     """Run the lowering passes, and write what a rank loads. The replay passes are left to it: a recording cannot be
     written. On a GPU the step runs once, which builds and tunes its kernels.
     """
-    graphs, pair = written(split), pair_of(split)
+    graphs, pair = written(split), split.pair
     recipe = recipe_of(pair.authored)
     specs = passes_before(recipe.passes, (Stage.REPLAY,))
     early = passes_before(specs, (Stage.LOWERING,))
@@ -85,11 +83,9 @@ def lower(split: Split, groups: list[str], flop: int) -> Program:
     descs = [graph.graph.output_node().meta["desc"] for graph in pair.graphs]
     arguments = {"parameters": pair.parameters, "buffers": pair.buffers, "inputs": pair.inputs,
                  "writes": tuple(filter(None, map(aot.written_by, descs[0])))}
-    names = ("trained", "update", "microbatches") if isinstance(split, StepGraph) else ()
-    whole = {name: getattr(split, name) for name in names}
     facts = StepFacts(split.facts.results, tuple(saved_order(*pair.graphs)))
     rows = [pass_row(record, recipe) for record in split.known.records]
-    return Program(graphs, groups, flop, facts, arguments, whole,
+    return Program(graphs, groups, flop, facts, arguments, step_kind(recipe).numbers(split),
                    list(map(aot.gradient_of, descs[1])), saved_bytes(pair), rows,
                    step_verdicts(split.known))
 
@@ -130,8 +126,7 @@ def read_program(file: Path, gpu: int | None) -> Program:
     return program
 
 
-def load_step(authored: Authored, program: Program
-              ) -> tuple[CompiledStep | WholeStep, list[PassRecord]]:
+def load_step(authored: Authored, program: Program) -> tuple[Step, list[PassRecord]]:
     """The step of this rank, and the records of its replay passes, which record here. Every rank calls it.
 
     Runs the program's code as Python: only load what you would run.
@@ -150,19 +145,15 @@ def load_step(authored: Authored, program: Program
                             inputs_by_name(slots[0].graph, names))
     pair = ForwardBackward((slots[0], slots[-1]), authored, function=function, **program.pair)
     pair.facts = program.facts
-    split: Split = pair
-    if program.whole:
-        split = StepGraph(pair, slots[0].graph, parameters=(), gradients={}, **program.whole)
+    kind = step_kind(recipe_of(authored))
+    split = kind.restored(pair, program.numbers)
     split.known.bodies = loaded = tuple(slot.body for slot in slots)
     passes = recipe_of(authored).passes
     replays = passes[len(passes_before(passes, (Stage.REPLAY,))):]
     records, bodies = run_partitioned(split, replays)
-    if isinstance(split, StepGraph):
-        (split.body,) = bodies or loaded
-        return WholeStep(split, optimizer_of(authored)), records
     bind(split, bodies or loaded)
     function.bodies = bodies or loaded
-    return CompiledStep(split), records
+    return kind.step(split), records
 
 
 def name_groups(split: Split) -> list[str]:
@@ -171,7 +162,7 @@ def name_groups(split: Split) -> list[str]:
 
     torch numbers groups in the order in which a process makes them: no two worlds agree on the numbers.
     """
-    groups = _groups(pair_of(split).authored)
+    groups = _groups(split.pair.authored)
     for graph in split.graphs:
         facts = facts_of(graph)
         groups |= facts.groups

@@ -17,6 +17,7 @@ from workbench.checks.verdicts import SEVERITY, Outcome
 from workbench.errors import UnusableGraph, WorkbenchError
 from workbench.graph.capture import JointGraph
 from workbench.graph.lower import compile_step
+from workbench.graph.partition import partition
 from workbench.lab.bisect.nodes import Found, Trace, trace, wrong_node
 from workbench.pipeline.build import Built, build
 from workbench.pipeline.progress import Post, Progress
@@ -30,7 +31,6 @@ from workbench.pipeline.proofs.numerics_proof import (
 )
 from workbench.pipeline.recipe_ranks import WorldChoice, on_ranks, runnable
 from workbench.pipeline.run_passes import PassRecord
-from workbench.pipeline.stages import divide
 from workbench.pipeline.train import deterministic
 from workbench.recipe.files import print_result, writable
 from workbench.recipe.recipe import Recipe
@@ -175,7 +175,7 @@ def _over_ranks(mine: Found | None, passes: Sequence[str]) -> Found | None:
 
 def inputs_of(joint: JointGraph) -> tuple[list[Any], list[Any]]:
     """The flat primals and tangents of one step, from a capture that no pass has touched. Every rank must call it."""
-    return real_inputs(compile_step(divide(joint.fork())), joint.authored.microbatch())
+    return real_inputs(compile_step(partition(joint.fork())), joint.authored.microbatch())
 
 
 def first_departure(

@@ -79,9 +79,9 @@ def promised_collectives(before: Graphs, options: Float8Options) -> list[Collect
     return expected_collectives(before[0], _gathers(before[0], chosen(before[0], options)[0], options))
 
 
-def scaled_products_ran(evidence: Mapping[str, Any], names: Counter[str], times: int) -> Effect:
-    """One step ran each converted product once for each microbatch, or more often where the backward repeats it."""
-    ran, wanted = scaled_products(names), evidence["converted"] * times
+def scaled_products_ran(evidence: Mapping[str, Any], names: Counter[str]) -> Effect:
+    """One step ran each converted product once, or more often where the backward repeats it."""
+    ran, wanted = scaled_products(names), evidence["converted"]
     said = f"{ran} scaled products ran in a step, for {wanted} converted ones"
     return Effect(ran >= wanted, said, {"ran": ran})
 

@@ -12,13 +12,13 @@ from typing import Any
 from workbench.authoring.author import author
 from workbench.errors import WorkbenchError
 from workbench.graph.capture import JointGraph
-from workbench.graph.partition import PARTS, ForwardBackward
+from workbench.graph.partition import PARTS, ForwardBackward, partition
 from workbench.passes.full_inductor_compilation import compile_graph
 from workbench.pipeline.build import check_buildable
 from workbench.pipeline.machine import versions
 from workbench.pipeline.progress import Progress, telling
 from workbench.pipeline.run_passes import copy_graph, run_joint, run_partitioned
-from workbench.pipeline.stages import capture_joint, divide
+from workbench.pipeline.stages import capture_joint
 from workbench.recipe.contracts import CONTRACTS, Stage
 from workbench.recipe.edits import parse_value
 from workbench.recipe.files import print_result, writable
@@ -139,7 +139,7 @@ def inductor_passes(
     world.
     """
     check_options(config or {}, "explain")
-    if recipe.training.step == "whole":
+    if recipe.training.step != "pair":
         raise WorkbenchError(f"explain looks at a forward and a backward, and recipe {recipe.name!r} joins them: set "
                              'training.step to "pair", and drop its passes of the step stage')
     stages = {spec.name: CONTRACTS[spec.name].stage for spec in recipe.passes}
@@ -170,7 +170,7 @@ def _config(recipe: Recipe) -> dict[str, Any]:
 
 def _pair(joint: JointGraph, recipe: Recipe) -> ForwardBackward:
     """The forward and backward that Inductor receives; `joint` stays open."""
-    pair = divide(joint.fork())
+    pair = partition(joint.fork())
     run_partitioned(pair, recipe.passes)
     return pair
 

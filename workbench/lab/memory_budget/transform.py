@@ -46,7 +46,7 @@ def plan_of(gm: GraphModule, options: BudgetOptions) -> tuple[list[Producer], Me
     """The forward's producers, and the plan; rank 0's on all ranks."""
     known: Estimates = estimates_of(gm, options)
     spec = device_spec(options.device)
-    seen = gm if facts_of(gm).traced else partitioning.merged(gm)
+    seen = partitioning.merged(gm) if facts_of(gm).partitioner else gm
     ms = repeating_ms(seen, spec, known, options.fused)
     producers = read_values(seen, ms, collectives=options.collectives)
     now = 0 if options.gib is not None else torch_cut(gm, producers).bytes

@@ -14,15 +14,18 @@
       _fused_adamw_: not recorded = aten._fused_adamw_.tensor_lr([primals_1], [mm_1], [exp_avg_0], ...
       return (sum_1, _to_copy_1)
 
-The norm stays behind the backward, and reads each gradient once. Moving it behind each bucket's reduction would save no
-memory traffic: views unpack a bucket, so no kernel's read could be shared. It could hide at most what the norm
-takes, 0.6% of a step in docs/results.md.
+Moving the norm behind each bucket's reduction would hide at most what it takes, 0.6% of a step in docs/results.md.
+
+    checks  the verdicts on the join
+    join    forward, backward, clipping and AdamW become one graph
+    step    that graph as a step that trains
 """
 
 from workbench.recipe.contracts import Numerics, PassContract, Stage, declare
+from workbench.recipe.kinds import declare_kind
 
+declare_kind("training.step", "whole", "workbench.lab.whole_step.step:Whole")
 declare(PassContract(
     "fused_clip_adamw", Stage.STEP, Numerics.LOSSY, "clipping is part of the update",
-    tolerance=1e-6,
-    code="workbench.lab.whole_step.transform",
+    tolerance=1e-6, code="workbench.lab.whole_step.transform",
 ))

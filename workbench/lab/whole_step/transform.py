@@ -14,18 +14,15 @@ from workbench.passes.effect import Effect
 from workbench.passes.registry import Graphs, register_pass
 from workbench.recipe.contracts import Options
 
-MUL = torch.ops.aten.mul.Tensor
-
 
 def _scaled(update: Node) -> list[tuple[Node, Node, Node]]:
     """(scaled gradient, gradient, scale) of each gradient that is scaled for the update alone, all by one scalar."""
-    found: list[tuple[Node, Node, Node]] = []
-    for node in lists_of_update(update)[1]:
-        if node.target is MUL and set(node.users) == {update}:
-            gradient, scale = node.args
-            if isinstance(scale, Node) and not scale.meta["val"].shape:
-                found.append((node, gradient, scale))
-    return found if len({scale for *_, scale in found}) == 1 else []
+    products = [node for node in lists_of_update(update)[1]
+                if node.target is torch.ops.aten.mul.Tensor and set(node.users) == {update}]
+    rows: Any = [(node, *node.args) for node in products]
+    scales = {scale for *_, scale in rows}
+    one = len(scales) == 1 and isinstance(scale := scales.pop(), Node) and not scale.meta["val"].shape
+    return rows if one else []
 
 
 def _reads(gm: GraphModule) -> int:
@@ -63,14 +60,11 @@ def fused_clip_adamw(gm: GraphModule, example_inputs: list[Any], *, options: Opt
         scaled = _scaled(update)
         if len(scaled) != len(lists_of_update(update)[1]):
             continue
-        places: dict[Any, Node] = {}
-        for _, gradient, _ in scaled:
-            place = owner[gradient], gradient.meta["val"].storage_offset()
-            if place in places:
-                raise WorkbenchError(f"pass 'fused_clip_adamw' on the step graph: gradients {places[place].name} and "
-                                     f"{gradient.name} share memory, and the update would scale them twice: drop the "
-                                     "pass")
-            places[place] = gradient
+        places = {node: (owner[node], node.meta["val"].storage_offset()) for _, node, _ in scaled}
+        shared = [node.name for _, node, _ in scaled if [places[n] for _, n, _ in scaled].count(places[node]) > 1]
+        if shared:
+            raise WorkbenchError(f"pass 'fused_clip_adamw' on the step graph: gradients {' and '.join(shared[:2])} "
+                                 "share memory, and the update would scale them twice: drop the pass")
         scale = scaled[0][2]
         with gm.graph.inserting_before(update):
             inverse = gm.graph.call_function(torch.ops.aten.reciprocal.default, (scale,))

@@ -1,9 +1,7 @@
 """Verdicts that run a step on real ranks.
 
-    captures_proof  one recipe from both captures
     executed_proof  what a step ran, by the names of operators or kernels
     numerics_proof  each pass against the graph it received, and the whole list against eager
     time_proof      how long the graphs before and after a pass run
     two_steps       two training steps, eager and compiled
-    whole_proof     one whole step and one eager step
 """

@@ -22,7 +22,7 @@ def names_of(step: Callable[[], Any]) -> Counter[str]:
     return operators_run(step)
 
 
-def note_executed(known: Known, step: Callable[[], Any], microbatches: int) -> None:
+def note_executed(known: Known, step: Callable[[], Any]) -> None:
     """Note what one run of `step` runs, where a pass can tell its effect by that; every rank calls it.
 
     step: leaves model and optimizer as they were.
@@ -30,4 +30,4 @@ def note_executed(known: Known, step: Callable[[], Any], microbatches: int) -> N
     effects = [record.verdict("effect") for record in known.records if record.item.executed is not None]
     asked = any(effect is not None and effect.outcome is Outcome.PASS for effect in effects)
     if any(gathered(asked)):  # local shapes may differ, and a step has collectives
-        known.ran, known.microbatches = names_of(step), microbatches
+        known.ran = names_of(step)

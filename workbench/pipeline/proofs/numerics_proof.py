@@ -12,20 +12,17 @@ import torch
 from torch.fx import GraphModule
 
 from workbench.authoring.authored import Authored
-from workbench.authoring.microbatches import cut
 from workbench.checks import numerics
 from workbench.checks.collectives import gathered
 from workbench.checks.numerics import Comparison, copies
 from workbench.checks.record import check_eager
 from workbench.checks.verdicts import Verdict
 from workbench.graph.callables import graph_of
-from workbench.graph.lower import CompiledStep
+from workbench.graph.lower import CompiledStep, Step
 from workbench.graph.partition import PARTS, saved_order
 from workbench.graph.read.memory import inputs_written
 from workbench.graph.read.nodes import output_values
-from workbench.graph.whole_step import WholeStep
-from workbench.pipeline.proofs.two_steps import one_step, two_steps, written_in_place
-from workbench.pipeline.proofs.whole_proof import whole_steps
+from workbench.pipeline.proofs.two_steps import one_step, optimizer_steps, two_steps, written_in_place
 from workbench.pipeline.run_passes import PassRecord
 from workbench.pipeline.train import Batches, deterministic
 from workbench.recipe.contracts import Numerics, PassContract, Stage
@@ -202,7 +199,7 @@ def group_size(authored: Authored) -> int:
 
 
 def prove_numerics(
-    records: Sequence[PassRecord], step: CompiledStep | WholeStep, batch: tuple[Any, ...] | None = None
+    records: Sequence[PassRecord], step: Step, batch: tuple[Any, ...] | None = None
 ) -> list[Verdict]:
     """Compare each record's graphs, and the whole list of passes with eager, over two steps; returns what is known of
     the whole list then. Each record has a verdict `numerics` afterwards.
@@ -213,7 +210,7 @@ def prove_numerics(
     Every rank calls it, and each gets the same verdicts. On a fake world all of them are UNKNOWN.
     """
     authored = step.pair.authored
-    known = step.joined.known if isinstance(step, WholeStep) else step.pair.known
+    known = step.split.known
     if authored.world.kind not in ("gloo", "nccl"):
         known.side_effects = step.pair.side_effects, "run on real ranks"
         for each in (known, *(record.known for record in records)):
@@ -221,7 +218,7 @@ def prove_numerics(
         return check_eager(known)
     recipe = authored.recipe
     if batch is None:
-        batch = authored.example_batch()
+        batch = authored.microbatch()
     size = group_size(authored)
     with deterministic(recipe.training.deterministic if recipe is not None else True), torch.no_grad():
         given = inputs_by_parts(step, batch)
@@ -231,9 +228,9 @@ def prove_numerics(
             for record in records:
                 if not record.at_capture:
                     record.compared = _compared(record, *of_record(given, record), size)
-            if isinstance(step, WholeStep):
-                eager, compiled = whole_steps(step, batch)
-        if isinstance(step, CompiledStep):
+            if step.optimizer is not None:
+                eager, compiled = optimizer_steps(step, batch)
+        if step.optimizer is None:
             with torch.enable_grad():
                 eager, compiled = two_steps(step, [batch, _second_batch(authored)])
     known.compared = gathered(_against_eager(eager, compiled, records, size))
@@ -245,21 +242,19 @@ def prove_numerics(
 
 
 def _second_batch(authored: Authored) -> tuple[Any, ...]:
-    return authored.example_batch() if authored.recipe is None else Batches(authored).at(0)
+    return authored.example_batch() if authored.recipe is None else Batches(authored).first()
 
 
 Inputs = dict[tuple[str, ...], tuple[list[Any], list[Any]]]
 
 
-def inputs_by_parts(step: CompiledStep | WholeStep, batch: tuple[Any, ...]) -> Inputs:
+def inputs_by_parts(step: Step, batch: tuple[Any, ...]) -> Inputs:
     """The flat inputs and tangents of one step, by the parts of the records that take them."""
-    apart = CompiledStep(step.pair) if isinstance(step, WholeStep) else step
     with torch.enable_grad():
-        parts = cut(batch, step.joined.microbatches if isinstance(step, WholeStep) else 1)
-        found: Inputs = {PARTS: real_inputs(apart, parts[0])}
-    if isinstance(step, WholeStep):
-        found["step",] = step.inputs(*batch), []
-    return found
+        inputs: Inputs = {PARTS: real_inputs(CompiledStep(step.pair), batch)}
+    if step.split.parts != PARTS:
+        inputs[step.split.parts] = step.inputs(*batch), []
+    return inputs
 
 
 def of_record(given: Inputs, record: PassRecord) -> tuple[list[Any], list[Any]]:

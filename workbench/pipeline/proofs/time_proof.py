@@ -10,8 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from workbench.graph.lower import CompiledStep
-from workbench.graph.whole_step import WholeStep
+from workbench.graph.lower import Step
 from workbench.pipeline.proofs.numerics_proof import inputs_by_parts, of_record, run_graphs, written_inputs
 from workbench.pipeline.run_passes import PassRecord
 from workbench.pipeline.train import Batches, deterministic, recipe_of
@@ -20,7 +19,7 @@ from workbench.world.mesh import World
 REPEATS = 3
 
 
-def time_graphs(records: Sequence[PassRecord], step: CompiledStep | WholeStep) -> None:
+def time_graphs(records: Sequence[PassRecord], step: Step) -> None:
     """Time the graph that each record received and the one it made, on all ranks: its `ran_for`.
 
     Every rank calls it, on a world with values. Joint graphs and partitioned pairs run node by node, compiled ones as
@@ -30,7 +29,7 @@ def time_graphs(records: Sequence[PassRecord], step: CompiledStep | WholeStep) -
     recipe = recipe_of(authored)
     known: dict[tuple[int, ...], float] = {}
     with deterministic(recipe.training.deterministic), torch.no_grad():
-        given = inputs_by_parts(step, Batches(authored).at(0))
+        given = inputs_by_parts(step, Batches(authored).first())
         for record in records:
             took = []
             primals, tangents = of_record(given, record)

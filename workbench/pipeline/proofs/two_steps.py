@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from workbench.graph.attributes import changed_attributes, module_attributes
-from workbench.graph.lower import CompiledStep
+from workbench.graph.lower import Step
 from workbench.graph.read.memory import inputs_written
-from workbench.pipeline.train import by_mesh
+from workbench.pipeline.train import apart, by_mesh, optimizer_of
 from workbench.torch_api import aot
 from workbench.torch_api.determinism import seeded
 from workbench.torch_api.distributed.adamw import ShardedAdamW
@@ -24,7 +24,7 @@ Results = dict[str, Any]
 LEARNING_RATE = 1e-3
 
 
-def two_steps(step: CompiledStep, batches: Sequence[tuple[Any, ...]]) -> tuple[Results, Results]:
+def two_steps(step: Step, batches: Sequence[tuple[Any, ...]]) -> tuple[Results, Results]:
     """(eager, compiled): the results of one step for each batch by name, and the attributes that eager changes.
 
     Between the steps AdamW updates the parameters by eager's gradients. The compiled step starts from eager's state:
@@ -55,7 +55,37 @@ def two_steps(step: CompiledStep, batches: Sequence[tuple[Any, ...]]) -> tuple[R
     return eager, compiled
 
 
-def written_in_place(step: CompiledStep) -> Collection[str]:
+def optimizer_steps(step: Step, batch: tuple[Any, ...]) -> tuple[Results, Results]:
+    """(eager, compiled): loss, norm, parameters, buffers and states after one step of the eager loop, and of a step
+    that has an optimizer.
+
+    Both start from what module and optimizer hold now, which is unchanged afterwards.
+    """
+    names = [name for name, _ in step.module.named_parameters()]
+    optimizer = optimizer_of(step.pair.authored)
+    assert step.optimizer is not None
+    for group, ours in zip(optimizer.param_groups, step.optimizer.param_groups, strict=True):
+        group["lr"].fill_(ours["lr"])
+    for parameter, state in step.optimizer.state.items():
+        optimizer.state[parameter] = {key: value.detach().clone() for key, value in state.items()}
+    with restoring_module(step.module, names), seeded(0), torch.enable_grad():
+        loop = apart(step.pair.authored, step.module, optimizer)
+        eager = _left(step.module, optimizer, *loop(*batch))
+    with restoring_module(step.module, names), restoring(step.states), seeded(0):
+        compiled = _left(step.module, step.optimizer, *step(*batch))
+    return eager, compiled
+
+
+def _left(module: nn.Module, optimizer: torch.optim.Optimizer, loss: torch.Tensor, norm: torch.Tensor) -> Results:
+    values = {"loss": loss, "norm": norm}
+    for name, parameter in module.named_parameters():
+        values[f"parameter {name}"] = parameter
+        values |= {f"{key} of {name}": value for key, value in optimizer.state[parameter].items()}
+    values |= {f"buffer {name}": buffer for name, buffer in module.named_buffers()}
+    return {name: shard_of(value).detach().clone() for name, value in values.items()}
+
+
+def written_in_place(step: Step) -> Collection[str]:
     """The names of the parameters and buffers that the captured forward, or a pass's graph, writes in place."""
     inputs = [node for graph in step.pair.graphs for node in inputs_written(graph)]
     names = filter(None, map(aot.parameter_of, inputs))

@@ -9,11 +9,17 @@ from torch.distributed.tensor import DTensor
 
 from workbench.torch_api.restoring import shard_of
 
+STATE = ("exp_avg", "exp_avg_sq")
 FUSED = torch.ops.aten._fused_adamw_.tensor_lr
 _ATEN = torch.library.Library("aten", "IMPL")
 if not torch._C._dispatch_has_kernel_for_dispatch_key(FUSED.name(), "Meta"):
     # or a fake mode runs it on real zeros: the model's size four times, at each tracing and each lowering
     _ATEN.impl("_fused_adamw_.tensor_lr", lambda *_, **__: None, "Meta")
+
+
+def scalar_dtype(name: str, device: torch.device) -> torch.dtype:
+    """The dtype of the step count or the learning rate: the fused AdamW of a CPU reads the latter in float64."""
+    return torch.float64 if name == "lr" and device.type == "cpu" else torch.float32
 
 
 class ShardedAdamW(torch.optim.AdamW):

@@ -10,13 +10,12 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from workbench.checks import captures
-from workbench.checks.captures import CAPTURES, CaptureDifference
 from workbench.checks.collectives import gathered
 from workbench.checks.numerics import compare_one
 from workbench.checks.verdicts import Outcome, Verdict, worst
 from workbench.errors import WorkbenchError
-from workbench.pipeline.build import Built, build
+from workbench.lab.traced_capture.differences import CAPTURES, CaptureDifference, compare_operators
+from workbench.pipeline.build import build
 from workbench.pipeline.progress import Progress
 from workbench.pipeline.recipe_ranks import WorldChoice, on_ranks, runnable
 from workbench.pipeline.run_passes import Level
@@ -54,8 +53,7 @@ class ComparedCaptures:
                 *([d.kind, d.what, str(d.joint), str(d.traced), str(d.count)] for d in self.differences)]
         return "\n".join([*lines, *(aligned(rows) if self.differences else []), str(self.values)])
 
-    def __repr__(self) -> str:
-        return str(self)
+    __repr__ = __str__
 
 
 def compare_captures(
@@ -84,21 +82,18 @@ class _Trained:
 
 def on_rank(recipe: Recipe, post: Any) -> ComparedCaptures:
     """One rank's part of `compare_captures`: every rank calls it, and gets the same values and refusals."""
-    made: dict[str, _Trained] = {}
-    refused: dict[str, str] = {}
+    made, refused = dict[str, _Trained](), dict[str, str]()
     for name in CAPTURES:
         try:
             made[name] = _trained(recipe.model_copy(update={"capture": name, "strict": False}), post)
         except WorkbenchError as error:
             refused[name] = first_line(error)
-    pairs, differences = 0, list[CaptureDifference]()
-    if not refused:
-        pairs, differences = captures.compare_operators(*(made[name].graph for name in CAPTURES))
-    outcomes = {name: worst(v for v in each.verdicts if v.outcome is not Outcome.UNKNOWN)
-                for name, each in made.items()}
-    values = _compared(recipe, {} if refused else made)
-    steps = {name: each.step_seconds for name, each in made.items()}
-    return ComparedCaptures(recipe.name, refused, pairs, tuple(differences), outcomes, values, steps)
+    count, differences = (0, []) if refused else compare_operators(*(made[name].graph for name in CAPTURES))
+    outcomes = {name: worst(v for v in trained.verdicts if v.outcome is not Outcome.UNKNOWN)
+                for name, trained in made.items()}
+    values = _compared(recipe, made if not refused else {})
+    return ComparedCaptures(recipe.name, refused, count, tuple(differences), outcomes, values,
+                            {name: trained.step_seconds for name, trained in made.items()})
 
 
 def _trained(recipe: Recipe, post: Any) -> _Trained:
@@ -107,43 +102,36 @@ def _trained(recipe: Recipe, post: Any) -> _Trained:
     built = build(recipe, current_world(), level=level, progress=post.stage)
     assert built.captured is not None
     verdicts = [v for record in built.records for v in record.verdicts] + [*built.pipeline, built.schedule]
-    found = _Trained(built.captured, verdicts)
+    result = _Trained(built.captured, verdicts)
     if built.authored.world.kind in ("gloo", "nccl"):
-        found.values, found.step_seconds = _values(built, post)
+        post.stage("train")
+        seen, module = train(built.authored, built.step, progress=post.step), built.authored.module
+        tensors: dict[str, torch.Tensor] = {f"parameter {name}": p for name, p in module.named_parameters()}
+        tensors |= {f"buffer {name}": b for name, b in module.named_buffers()}
+        result.values = {name: shard_of(value).detach().cpu().clone() for name, value in tensors.items()}
+        result.values |= {"losses": torch.tensor(seen.losses), "norms": torch.tensor(seen.norms)}
+        result.step_seconds = seen.step_seconds
     built.step.close()
-    return found
-
-
-def _values(built: Built, post: Any) -> tuple[dict[str, Any], list[float]]:
-    post.stage("train")
-    seen = train(built.authored, built.step, progress=post.step)
-    module = built.authored.module
-    named: dict[str, torch.Tensor] = {f"parameter {n}": p for n, p in module.named_parameters()}
-    named |= {f"buffer {n}": b for n, b in module.named_buffers()}
-    found: dict[str, Any] = {name: shard_of(value).detach().cpu().clone() for name, value in named.items()}
-    found |= {"losses": torch.tensor(seen.losses), "norms": torch.tensor(seen.norms)}
-    return found, seen.step_seconds
+    return result
 
 
 def _compared(recipe: Recipe, made: dict[str, _Trained]) -> Verdict:
     """The verdict `numerics` on what both captures trained, of all ranks."""
-    if not made or not all(each.values for each in made.values()):
+    if not made or not all(trained.values for trained in made.values()):
         why = "a capture refuses the recipe" if not made else "a fake world has no values: run on real ranks"
         return Verdict("numerics", Outcome.UNKNOWN, why)
     joint, traced = (made[name].values for name in CAPTURES)
-    odd = {name: compare_one(joint[name], traced[name], None) for name in joint}
-    every = gathered([(name, relative) for name, (problem, relative) in odd.items() if problem])
-    steps, ranks = recipe.training.steps, len(every)
-    where = f"after {counted(steps, 'step')} on {counted(ranks, 'rank')}"
-    wrong = max((row for rank in every for row in rank), key=lambda row: row[1], default=None)
-    evidence = {"tensors": len(odd), "ranks": ranks, "steps": steps,
-                "differing": sorted({name for rank in every for name, _ in rank})}
-    if wrong is None:
-        return Verdict("numerics", Outcome.PASS, f"{len(odd)} tensors are bitwise the same {where}", evidence)
-    text = f"{wrong[0]} differs most, norm-relative {wrong[1]:.1e}, {where}"
-    inexact = _inexact(recipe.pass_names)
-    held = [v.outcome for each in made.values() for v in each.verdicts if v.check == "numerics"]
-    if inexact and held and set(held) == {Outcome.PASS}:
+    compared = {name: compare_one(joint[name], traced[name], None) for name in joint}
+    ranks = gathered([(name, relative) for name, (problem, relative) in compared.items() if problem])
+    rows = [row for rank in ranks for row in rank]
+    where = f"after {counted(recipe.training.steps, 'step')} on {counted(len(ranks), 'rank')}"
+    evidence = {"tensors": len(joint), "ranks": len(ranks), "differing": sorted({name for name, _ in rows})}
+    if not rows:
+        return Verdict("numerics", Outcome.PASS, f"{len(joint)} tensors are bitwise the same {where}", evidence)
+    name, relative = max(rows, key=lambda row: row[1])
+    text, inexact = f"{name} differs most, norm-relative {relative:.1e}, {where}", _inexact(recipe.pass_names)
+    eager = {v.outcome for trained in made.values() for v in trained.verdicts if v.check == "numerics"}
+    if inexact and eager == {Outcome.PASS}:
         return Verdict("numerics", Outcome.PASS, f"{text}: {inexact[0]} sums in another order for each capture, and "
                        "each stays within its contract against eager", evidence)
     return Verdict("numerics", Outcome.FAIL, text, evidence)

@@ -6,7 +6,6 @@ import pytest
 from on_ranks import small
 
 from workbench import as_backend, compare_schedules, what_if
-from workbench.checks import joining
 from workbench.errors import WorkbenchError
 
 pytestmark = pytest.mark.integration
@@ -36,13 +35,6 @@ def test_a_study_changes_the_step_and_captures_again_only_where_it_must(fake4):
     assert study.records[-1].verdict("effect").outcome == "PASS"
 
 
-@pytest.mark.nightly
-def test_a_study_changes_the_number_of_microbatches(fake4):
-    study = what_if(recipe(**{"data.batch_per_rank": 4}), fake4)
-    changed = study.change({"training.accumulate": 2})
-    assert changed.ran[0].stage == "author"
-    lint, collectives = joining.check(study.records[-1].known)
-    assert lint.evidence["microbatches"] == 2 and collectives.outcome == "PASS"
 
 
 def test_torch_compile_has_no_whole_step():

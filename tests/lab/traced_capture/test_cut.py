@@ -8,10 +8,10 @@ from on_ranks import small
 
 from workbench import WorkbenchError, author_module, capture, partition
 from workbench.authoring.author import author
-from workbench.checks import recomputation as checks
 from workbench.graph.read.memory import estimated_bytes
 from workbench.graph.read.nodes import is_backward, output_values
-from workbench.graph.saving.recomputation import AGAIN, cut
+from workbench.lab.traced_capture import checks
+from workbench.lab.traced_capture.cut import AGAIN, cut
 from workbench.pipeline.run_passes import run_joint
 from workbench.recipe.sections import PassSpec
 from workbench.torch_api import aot
@@ -64,23 +64,39 @@ def test_a_repeat_stands_in_front_of_its_first_reader_and_has_the_name_of_what_i
     assert first > order[own[0]]  # the loss's backward comes before the last layer is computed again
 
 
-def faulty(traced, fault, *passes):
-    joint = after(traced, *passes)
+def reads_another_value(kept, pair):
+    node = next(n for n in repeats(pair) if op_name(n.target) == "aten.mm")
+    other = next(n for n in pair.backward.graph.nodes if n is not node.args[0] and n.op == "call_function"
+                 and n < node and isinstance(n.meta.get("val"), torch.Tensor))
+    node.replace_input_with(node.args[0], other)
+
+
+def was_overwritten(kept, pair):
+    node = next(n for n in repeats(pair) if n.all_input_nodes and n.all_input_nodes[0].op == "placeholder"
+                and aot.parameter_of(n.all_input_nodes[0]) is None)
+    read = next(n for n in kept.graph.nodes if n.name == node.meta[AGAIN]).all_input_nodes[0]
+    end = next(n for n in kept.graph.nodes if is_backward(n) and n.op == "call_function")
+    with kept.graph.inserting_before(end):
+        written = kept.graph.call_function(torch.ops.aten.mul_.Scalar, (read, 2))
+    written.meta = {"val": read.meta["val"], "partitioner_tag": "is_forward"}
+
+
+def misses_a_gradient(kept, pair):
+    output = pair.backward.graph.output_node()
+    values, descs = output_values(pair.backward), output.meta["desc"]
+    output.args, output.meta["desc"] = (tuple(values[1:]),), descs[1:]
+
+
+@pytest.mark.parametrize(("fault", "said"), [
+    (reads_another_value, "is repeated as aten.mm"), (was_overwritten, "has overwritten"),
+    (misses_a_gradient, "the backward returns no gradient of 'tok_embeddings.weight'")])
+def test_a_fault_of_the_repeats_is_found(traced, fault, said):
+    joint = after(traced, AC)
     kept = joint.graph
     pair = cut(joint)
     fault(kept, pair)
-    return checks.of_pair(kept, pair.backward)
-
-
-def test_a_repeat_that_reads_another_value_is_found(traced):
-    def fault(kept, pair):
-        node = next(n for n in repeats(pair) if op_name(n.target) == "aten.mm")
-        other = next(n for n in pair.backward.graph.nodes if n is not node.args[0] and n.op == "call_function"
-                     and n < node and isinstance(n.meta.get("val"), torch.Tensor))
-        node.replace_input_with(node.args[0], other)
-
-    found = faulty(traced, fault, AC)
-    assert found.outcome == "FAIL" and "is repeated as aten.mm" in found.message
+    found = checks.of_pair(kept, pair.backward)
+    assert found.outcome == "FAIL" and said in found.message
 
 
 def test_a_tag_that_is_not_placed_is_found(traced):
@@ -93,39 +109,13 @@ def test_a_tag_that_is_not_placed_is_found(traced):
     assert found.outcome == "FAIL" and "and the backward gets it from the forward" in found.message
 
 
-def test_a_value_that_was_overwritten_since_is_found(traced):
-    def fault(kept, pair):
-        node = next(n for n in repeats(pair) if n.all_input_nodes and n.all_input_nodes[0].op == "placeholder"
-                    and aot.parameter_of(n.all_input_nodes[0]) is None)
-        first = next(n for n in kept.graph.nodes if n.name == node.meta[AGAIN])
-        read = first.all_input_nodes[0]
-        end = next(n for n in kept.graph.nodes if is_backward(n) and n.op == "call_function")
-        with kept.graph.inserting_before(end):
-            written = kept.graph.call_function(torch.ops.aten.mul_.Scalar, (read, 2))
-        written.meta = {"val": read.meta["val"], "partitioner_tag": "is_forward"}
-
-    found = faulty(traced, fault, AC)
-    assert found.outcome == "FAIL" and "has overwritten" in found.message
-
-
-def test_a_gradient_that_is_missing_is_found(traced):
-    def fault(kept, pair):
-        output = pair.backward.graph.output_node()
-        values, descs = output_values(pair.backward), output.meta["desc"]
-        output.args, output.meta["desc"] = (tuple(values[1:]),), descs[1:]
-
-    found = faulty(traced, fault)
-    assert found.outcome == "FAIL" and "the backward returns no gradient of 'tok_embeddings.weight'" in found.message
-
-
 def test_a_fork_and_the_program_of_a_traced_graph(traced):
     joint = after(traced, AC)
     assert joint.graph is not traced.graph and "traced by make_fx" in str(joint)
 
 
 def test_each_capture_has_its_own_cut(traced, fake4):
-    with pytest.raises(WorkbenchError, match='has no partitioner, .*: call cut\\(joint\\), or set capture to "joint"'):
-        partition(traced.fork())
+    assert partition(traced.fork()).by_part.keys() == {"forward", "backward"}
     joint = capture(author(small({"dp_shard": 4}), fake4))
     with pytest.raises(WorkbenchError, match="has a partitioner: call partition\\(joint\\)"):
         cut(joint)

@@ -16,15 +16,16 @@ from workbench.errors import no_exit
 from workbench.graph.facts import facts_of
 from workbench.graph.read.collectives import Groups, list_collectives
 from workbench.graph.read.diff import displaced
-from workbench.graph.read.nodes import is_backward, kind_of, output_values, provenance
+from workbench.graph.read.nodes import is_backward, kind_of, provenance
 from workbench.graph.read.snapshot import spec_of
+from workbench.lab.traced_capture.cut import gradients_of
 from workbench.recipe.wording import counted
 from workbench.torch_api import aot
 from workbench.torch_api.ops import collective_kind, group_name_of, op_name
 from workbench.torch_api.tree import tree_leaves
 
 KINDS = ("inputs", "gradients", "collectives", "operators", "views", "bookkeeping", "order", "metadata lost")
-"""bookkeeping: what computes no tensor, such as items, sizes and asserts. views: they share their input's memory."""
+"""bookkeeping computes no tensor, such as items, sizes and asserts; views share their input's memory."""
 CAPTURES = ("joint", "traced")
 
 
@@ -54,9 +55,9 @@ def compare_operators(joint: GraphModule, traced: GraphModule) -> tuple[int, lis
             if n.op == "call_function"}
     pairs, left = _aligned([n for n in joint.graph.nodes if n in told], [n for n in traced.graph.nodes if n in told],
                            told)
-    found = [*_names("inputs", both, _inputs), *_names("gradients", both, _gradients), *_counts(left),
-             *_collective_bytes(both), *_order(pairs), *_lost(pairs)]
-    return len(pairs), sorted(found, key=lambda d: KINDS.index(d.kind))
+    rows = [*_names("inputs", both, _inputs), *_names("gradients", both, _gradients), *_counts(left),
+            *_names("collectives", both, _moved), *_order(pairs), *_lost(pairs)]
+    return len(pairs), sorted(rows, key=lambda row: KINDS.index(row.kind))
 
 
 def _aligned(joint: Sequence[Node], traced: Sequence[Node],
@@ -65,7 +66,8 @@ def _aligned(joint: Sequence[Node], traced: Sequence[Node],
     pairs: dict[Node, Node] = {}
     rest = [*joint]
     keys: list[Callable[[Node], Hashable]] = [
-        lambda n: (told[n], *_place(n)), lambda n: (told[n], is_backward(n)), told.__getitem__]
+        lambda n: (told[n], provenance(n).module, provenance(n).backward), lambda n: (told[n], is_backward(n)),
+        told.__getitem__]
     for key in keys:
         free = defaultdict[Hashable, list[Node]](list)
         for node in reversed(rest):
@@ -80,7 +82,9 @@ def _aligned(joint: Sequence[Node], traced: Sequence[Node],
 
 def _operator(node: Node, groups: Groups) -> Hashable:
     """The operator, its results, and its arguments but for nodes and symbols; a process group by its mesh axis."""
-    results = tuple(_result(value) for value in tree_leaves(node.meta.get("val")))
+    specs = [spec_of(value) for value in tree_leaves(node.meta.get("val"))]
+    results = tuple(f"{spec.kind} {spec.dtype}{[size if size.isdigit() else 's' for size in spec.shape]}"
+                    for spec in specs)  # each capture has its own symbols
     given = [a for a in tree_leaves((node.args, node.kwargs)) if isinstance(a, str | int | float | bool)]
     if collective_kind(node.target) is not None:
         name = group_name_of(node)
@@ -88,24 +92,11 @@ def _operator(node: Node, groups: Groups) -> Hashable:
     return op_name(node.target), results, tuple(map(str, given))
 
 
-def _result(value: Any) -> str:
-    spec = spec_of(value)
-    sizes = ["s" if not size.isdigit() else size for size in spec.shape]  # each capture has its own symbols
-    return f"{spec.kind} {spec.dtype}{sizes}"
-
-
-def _place(node: Node) -> tuple[Hashable, ...]:
-    found = provenance(node)
-    return found.module, found.backward
-
-
 def _kind(node: Node) -> str:
-    kind = kind_of(node)
-    if kind in ("collective", "wait"):
-        return "collectives"
     if op_name(node.target) == "aten.detach":
         return "views"
-    return {"view": "views", "bookkeeping": "bookkeeping"}.get(kind, "operators")
+    return {"view": "views", "bookkeeping": "bookkeeping", "collective": "collectives",
+            "wait": "collectives"}.get(kind_of(node), "operators")
 
 
 def _counts(left: Sequence[Sequence[Node]]) -> Iterator[CaptureDifference]:
@@ -117,16 +108,12 @@ def _counts(left: Sequence[Sequence[Node]]) -> Iterator[CaptureDifference]:
         yield CaptureDifference(kind, name, joint, traced, len(nodes), tuple(nodes[:8]))
 
 
-def _collective_bytes(both: Sequence[GraphModule]) -> Iterator[CaptureDifference]:
+def _moved(graph: GraphModule) -> Counter[str]:
     """Bytes that a kind of collective moves over an axis; the group by its axis, as ranks name it differently."""
-    sums = [Counter[tuple[str, str]]() for _ in both]
-    for graph, total in zip(both, sums, strict=True):
-        for each in list_collectives(graph):
-            total[each.kind, str(each.axis)] += each.payload
-    for kind, axis in sorted(sums[0] | sums[1]):
-        was, now = (total[kind, axis] for total in sums)
-        if was != now:
-            yield CaptureDifference("collectives", f"bytes of {kind} over {axis}", was, now, 0)
+    total = Counter[str]()
+    for collective in list_collectives(graph):
+        total[f"bytes of {collective.kind} over {collective.axis}"] += collective.payload
+    return total
 
 
 def _order(pairs: Sequence[tuple[Node, Node]]) -> Iterator[CaptureDifference]:
@@ -145,17 +132,16 @@ def _lost(pairs: Sequence[tuple[Node, Node]]) -> Iterator[CaptureDifference]:
         "module": lambda n: provenance(n).module, "source line": lambda n: provenance(n).place,
         "direction": lambda n: "backward" if is_backward(n) else "forward"}
     for name, read in reads.items():
-        facts = [(was, read(was), read(now)) for was, now in pairs]
-        for how, some in (
-            (f"{name}, lost", [f for f in facts if bool(f[1]) != bool(f[2])]),
-            (f"{name}, another", [f for f in facts if f[1] and f[2] and f[1] != f[2]]),
-        ):
-            if some:
-                _, joint, traced = some[0]
-                if how.endswith("lost"):
-                    joint, traced = (sum(bool(f[i]) for f in some) for i in (1, 2))
-                yield CaptureDifference("metadata lost", how, joint, traced, len(some),
-                                        tuple(f[0].name for f in some[:8]))
+        rows = [(was.name, read(was), read(now)) for was, now in pairs]
+        lost = [row for row in rows if bool(row[1]) != bool(row[2])]
+        another = [row for row in rows if row[1] and row[2] and row[1] != row[2]]
+        if lost:
+            joint, traced = (sum(bool(row[side]) for row in lost) for side in (1, 2))
+            yield CaptureDifference("metadata lost", f"{name}, lost", joint, traced, len(lost),
+                                    tuple(row[0] for row in lost[:8]))
+        if another:
+            yield CaptureDifference("metadata lost", f"{name}, another", *another[0][1:], len(another),
+                                    tuple(row[0] for row in another[:8]))
 
 
 def _names(kind: str, both: Sequence[GraphModule],
@@ -163,7 +149,8 @@ def _names(kind: str, both: Sequence[GraphModule],
     joint, traced = map(read, both)
     for name in sorted(joint | traced):
         if joint[name] != traced[name]:
-            yield CaptureDifference(kind, name, joint[name], traced[name], abs(joint[name] - traced[name]))
+            count = abs(joint[name] - traced[name]) if kind != "collectives" else 0  # of bytes, not of nodes
+            yield CaptureDifference(kind, name, joint[name], traced[name], count)
 
 
 def _inputs(graph: GraphModule) -> Counter[str]:
@@ -174,7 +161,4 @@ def _inputs(graph: GraphModule) -> Counter[str]:
 
 
 def _gradients(graph: GraphModule) -> Counter[str]:
-    descs = graph.graph.output_node().meta["desc"]
-    return Counter(name for node, desc in zip(output_values(graph), descs, strict=True)
-                   if isinstance(node, Node) and spec_of(node.meta.get("val")).kind == "tensor"
-                   and (name := aot.gradient_of(desc)) is not None)
+    return Counter(name for name, node in gradients_of(graph) if spec_of(node.meta.get("val")).kind == "tensor")

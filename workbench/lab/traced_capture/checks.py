@@ -7,20 +7,20 @@ from torch.fx import GraphModule, Node
 from workbench.checks.verdicts import Outcome, Verdict
 from workbench.graph.facts import Known, facts_of, reading
 from workbench.graph.read.memory import roots
-from workbench.graph.read.nodes import is_backward, is_compute, output_values
-from workbench.graph.saving.recomputation import AGAIN, recomputed
+from workbench.graph.read.nodes import is_backward, is_compute
+from workbench.lab.traced_capture.cut import AGAIN, gradients_of, recomputed
 from workbench.recipe.wording import counted
 from workbench.torch_api import aot
 from workbench.torch_api.ops import op_name, written_inputs
 
 
 def check(known: Known) -> list[Verdict]:
-    """The verdict `lint` on the placed recomputation of a traced graph; none of another.
+    """The verdict `lint` on the placed recomputation; none before it is placed.
 
     FAIL also where a pass of the whole step has undone it: forward and backward stand in one graph there, so that
     merging equal nodes would keep the forward's values.
     """
-    if known.joint is None or known.partitioned is None or not facts_of(known.joint).traced:
+    if known.joint is None or known.partitioned is None:
         return []
     if lost := _undone(known):
         return [lost]
@@ -30,12 +30,13 @@ def check(known: Known) -> list[Verdict]:
 def of_pair(joint: GraphModule, backward: GraphModule) -> Verdict:
     """`check` of a backward. joint: the graph that the recomputation was placed in, before that."""
     repeats = [n for n in backward.graph.nodes if AGAIN in n.meta]
-    problems = [*_missing_gradients(joint, backward), *_not_placed(joint, backward), *_other_inputs(joint, repeats),
-                *_overwritten(joint, repeats)]
+    missing = dict(gradients_of(joint)).keys() - dict(gradients_of(backward)).keys()
+    problems = [*(f"the backward returns no gradient of {name!r}" for name in sorted(missing)),
+                *_not_placed(joint, backward), *_other_inputs(joint, repeats), *_overwritten(joint, repeats)]
     if problems:
         return Verdict("lint", Outcome.FAIL, "; ".join(problems[:3]), {"problems": problems})
-    text = f"the backward repeats {counted(len(repeats), 'operator')}, from what the forward read"
-    return Verdict("lint", Outcome.PASS, text, {"repeated": len(repeats)})
+    return Verdict("lint", Outcome.PASS, f"the backward repeats {counted(len(repeats), 'operator')}, from what the "
+                                         "forward read", {"repeated": len(repeats)})
 
 
 def _undone(known: Known) -> Verdict | None:
@@ -49,14 +50,6 @@ def _undone(known: Known) -> Verdict | None:
                         f"has {AGAIN!r}")
                 return Verdict("lint", Outcome.FAIL, text, {"lost": lost})
     return None
-
-
-def _missing_gradients(joint: GraphModule, backward: GraphModule) -> list[str]:
-    wanted, given = ({name for node, desc in zip(output_values(graph), graph.graph.output_node().meta["desc"],
-                                                 strict=True)
-                      if isinstance(node, Node) and (name := aot.gradient_of(desc)) is not None}
-                     for graph in (joint, backward))
-    return [f"the backward returns no gradient of {name!r}" for name in sorted(wanted - given)]
 
 
 def _not_placed(joint: GraphModule, backward: GraphModule) -> list[str]:
@@ -79,20 +72,16 @@ def _other_inputs(joint: GraphModule, repeats: list[Node]) -> list[str]:
 
 def _overwritten(joint: GraphModule, repeats: list[Node]) -> list[str]:
     """Repeated nodes that read memory which the forward has written since it read it."""
-    owner, order = roots(joint), {n.name: i for i, n in enumerate(joint.graph.nodes)}
-    nodes = {n.name: n for n in joint.graph.nodes}
-    written: dict[Node, Node] = {}
-    for node in joint.graph.nodes:
-        if node.op == "call_function" and not is_backward(node):
-            written |= {owner[each]: node for each in written_inputs(node)}
-    descs = joint.graph.output_node().meta["desc"]
-    names = {name for desc in descs if (name := aot.written_by(desc)) is not None}
+    owner, nodes = roots(joint), {n.name: n for n in joint.graph.nodes}
+    written = {owner[value]: node for node in joint.graph.nodes if node.op == "call_function" and not is_backward(node)
+               for value in written_inputs(node)}
+    names = {*filter(None, map(aot.written_by, joint.graph.output_node().meta["desc"]))}
     problems = []
     for node in repeats:
         first = nodes[node.meta[AGAIN]]
         for read in first.all_input_nodes:
             root = owner[read]
-            if root in written and order[written[root].name] > order[first.name]:
+            if root in written and written[root] > first:
                 problems.append(f"{node.name} is repeated from {read.name}, which {written[root].name} has overwritten")
             elif aot.parameter_of(root) in names and root.op == "placeholder":
                 problems.append(f"{node.name} is repeated from {aot.parameter_of(root)}, which the forward has written")

@@ -7,7 +7,7 @@ import torch
 from on_ranks import small
 
 from workbench.authoring.author import author
-from workbench.graph.whole_step import WholeStep
+from workbench.lab.whole_step.step import WholeStep
 from workbench.pipeline import train as training
 from workbench.pipeline.build import build
 from workbench.recipe.recipe import load_recipe

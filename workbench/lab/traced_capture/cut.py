@@ -36,52 +36,48 @@ def recomputed(graph: GraphModule) -> set[Node]:
     what is computed from a buffer that the forward writes.
     """
     partitioning.save_old_values(graph)
-    found = {n for n in graph.graph.nodes if n.op == "call_function" and not is_backward(n)
-             and n.meta.get("recompute") in _RECOMPUTE and not draws(n)}
-    found -= {n for n in found if any(u in found and _region(u) > _region(n) for u in n.users)}
-    for node in list(found):  # a handle and a tuple are no values: they follow their readers
-        if _parts(node):
-            found |= {node.all_input_nodes[0]}
-    return found
-
-
-def _region(node: Node) -> int:
-    return int(node.meta.get("ac_graph_id", 0))
+    tagged = {n for n in graph.graph.nodes if n.op == "call_function" and not is_backward(n)
+              and n.meta.get("recompute") in _RECOMPUTE and not draws(n)}
+    region = {n: int(n.meta.get("ac_graph_id", 0)) for n in tagged}
+    again = {n for n in tagged if not any(u in tagged and region[u] > region[n] for u in n.users)}
+    # a handle and a tuple are no values: they follow their readers
+    return again | {n.all_input_nodes[0] for n in again if _parts(n)}
 
 
 def _parts(node: Node) -> bool:
     """Whether the node is the value of a collective's handle, or an item of an operator's results."""
-    source = node.all_input_nodes[0] if node.all_input_nodes else None
-    if source is None or source.op != "call_function" or is_backward(source) or draws(source):
+    source = node.all_input_nodes[0] if node.all_input_nodes else node
+    if source is node or source.op != "call_function" or is_backward(source) or draws(source):
         return False
-    return is_wait(node.target) or (node.target is operator.getitem
-                                    and not isinstance(source.meta.get("val"), torch.Tensor))
+    item = node.target is operator.getitem and not isinstance(source.meta.get("val"), torch.Tensor)
+    return item or is_wait(node.target)
 
 
-def place(graph: GraphModule) -> int:
-    """Repeat each node of `recomputed` in front of the first backward node that reads it; returns how many.
-
-    A repeated node reads repeated nodes, and what is saved or given for all others.
-    """
+def place(graph: GraphModule) -> None:
+    """Repeat each node of `recomputed` before the first backward node that reads it, from repeats where there are."""
     again, copies = recomputed(graph), dict[Node, Node]()
-    tags = graph.graph.nodes
-    backward = [node for node in tags if is_backward(node) and node.op == "call_function"]
+    backward = [node for node in graph.graph.nodes if is_backward(node) and node.op == "call_function"]
     for reader in [*backward, graph.graph.output_node()]:
-        given = reader.all_input_nodes if reader.op != "output" else _gradients(graph)
-        for node in (n for n in given if n in again and not is_backward(n)):
+        inputs = reader.all_input_nodes if reader.op != "output" else [node for _, node in gradients_of(graph)]
+        for node in (n for n in inputs if n in again and not is_backward(n)):
             with graph.graph.inserting_before(reader):
-                for each in _chain(node, again, copies):
-                    copies[each] = _repeat(graph.graph, each, copies)
+                for first in _chain(node, again, copies):
+                    made = copies[first] = graph.graph.node_copy(first, lambda n: copies.get(n, n))
+                    made.meta["custom"] = dict(first.meta.get("custom") or {})
+                    made.meta |= {"partitioner_tag": "is_backward", AGAIN: first.name}
             reader.replace_input_with(node, copies[node])
     graph.recompile()
-    return len(copies)
 
 
-def _gradients(graph: GraphModule) -> list[Node]:
-    """Outputs that are gradients; what the forward returns comes before them."""
-    descs = graph.graph.output_node().meta["desc"]
-    return [n for n, desc in zip(output_values(graph), descs, strict=True)
-            if isinstance(n, Node) and aot.gradient_of(desc) is not None]
+def outputs_of(graph: GraphModule) -> list[tuple[Any, Any]]:
+    """(node, descriptor) of each output."""
+    return list(zip(output_values(graph), graph.graph.output_node().meta["desc"], strict=True))
+
+
+def gradients_of(graph: GraphModule) -> list[tuple[str, Node]]:
+    """(parameter, node) of each output that is a gradient."""
+    return [(name, node) for node, desc in outputs_of(graph)
+            if isinstance(node, Node) and (name := aot.gradient_of(desc)) is not None]
 
 
 def _chain(node: Node, again: set[Node], copies: dict[Node, Node]) -> list[Node]:
@@ -95,13 +91,6 @@ def _chain(node: Node, again: set[Node], copies: dict[Node, Node]) -> list[Node]
     return sorted(found)
 
 
-def _repeat(graph: Graph, node: Node, copies: dict[Node, Node]) -> Node:
-    made = graph.node_copy(node, lambda n: copies.get(n, n))
-    made.meta["custom"] = dict(node.meta.get("custom") or {})
-    made.meta |= {"partitioner_tag": "is_backward", AGAIN: node.name}
-    return made
-
-
 @uncollected()
 def cut(joint: JointGraph) -> ForwardBackward:
     """Place the recomputation, and write forward and backward as two graphs: a border, and no decision.
@@ -110,27 +99,23 @@ def cut(joint: JointGraph) -> ForwardBackward:
     node that reads a node of the backward.
     """
     joint.require_open()
-    if not joint.traced:
+    if joint.cut is None:
         raise WorkbenchError(f"the joint graph of {title(joint.authored)} has a partitioner: call partition(joint)")
     _require_directions(joint.graph)
     graph = aot.clone(joint.graph)
     place(graph)
     with joint.context():
-        forward, backward = (aot.LateBound(g, [n.meta.get("val") for n in g.graph.find_nodes(op="placeholder")])
-                             for g in _sides(graph))
+        slots = tuple(aot.LateBound(side, [n.meta.get("val") for n in side.graph.find_nodes(op="placeholder")])
+                      for side in _sides(graph))
     joint.close()
-    names = tuple(filter(None, map(aot.written_by, graph.graph.output_node().meta["desc"])))
-    pair = ForwardBackward((forward, backward), joint.authored, joint.parameters, joint.buffers, _no_function,
-                           joint.inputs, writes=names)
+    forward, backward = (slot.graph.graph.output_node().meta["desc"] for slot in slots)
+    written = tuple(filter(None, map(aot.written_by, forward)))
+    function = PairFunction(title(joint.authored), slots, [*joint.parameters, *joint.buffers], written,
+                            range(forward.count(None)), [aot.gradient_of(desc) for desc in backward])
+    pair = ForwardBackward(slots, joint.authored, joint.parameters, joint.buffers, function, joint.inputs,
+                           writes=written)
     pair.cut_from(joint.graph, joint.known)
-    gradients = [aot.gradient_of(desc) for desc in backward.graph.graph.output_node().meta["desc"]]
-    pair.function = PairFunction(title(joint.authored), pair.slots, [*pair.parameters, *pair.buffers], names,
-                                 pair.facts.saved_order or (), gradients)
     return pair
-
-
-def _no_function(*_: Any) -> Any:
-    raise AssertionError
 
 
 def _require_directions(graph: GraphModule) -> None:
@@ -144,22 +129,18 @@ def _require_directions(graph: GraphModule) -> None:
 
 def _sides(graph: GraphModule) -> tuple[GraphModule, GraphModule]:
     """Forward and backward of a graph whose recomputation is placed."""
-    nodes, output = list(graph.graph.nodes), graph.graph.output_node()
-    values, descs = output_values(graph), output.meta["desc"]
-    ends = [aot.gradient_of(desc) is not None for desc in descs]
+    nodes, inputs = list(graph.graph.nodes), graph.graph.find_nodes(op="placeholder")
     behind = [n for n in nodes if is_backward(n) and n.op == "call_function"]
-    read = {n for each in behind for n in each.all_input_nodes if not is_backward(n)}
-    read |= {n for n, end in zip(values, ends, strict=True) if end and isinstance(n, Node) and not is_backward(n)}
-    saved = [n for n in nodes if n in read and n.op != "get_attr"]
+    read = {n for reader in behind for n in reader.all_input_nodes} | {node for _, node in gradients_of(graph)}
+    saved = [n for n in nodes if n in read and n.op != "get_attr" and not is_backward(n)]
     saved.sort(key=lambda n: not isinstance(n.meta.get("val"), torch.Tensor))  # sizes last, as torch hands them over
-    results = [(v, d) for v, d, end in zip(values, descs, ends, strict=True) if not end]
-    gradients = [(v, d) for v, d, end in zip(values, descs, ends, strict=True) if end]
-    given = [n for n in nodes if n.op == "placeholder" and not aot.is_tangent(n)]
-    tangents = [n for n in nodes if n.op == "placeholder" and aot.is_tangent(n)]
+    results = [(value, desc) for value, desc in outputs_of(graph) if aot.gradient_of(desc) is None]
+    gradients = [(value, desc) for value, desc in outputs_of(graph) if aot.gradient_of(desc) is not None]
+    given = [n for n in inputs if not aot.is_tangent(n)]
     constants = [n for n in nodes if n.op == "get_attr"]
     before = [n for n in nodes if not is_backward(n) and n.op == "call_function"]
     return (_side(graph, given, [*constants, *before], [*results, *((n, None) for n in saved)]),
-            _side(graph, [*saved, *tangents], [*constants, *behind], gradients))
+            _side(graph, [*saved, *filter(aot.is_tangent, inputs)], [*constants, *behind], gradients))
 
 
 def _side(graph: GraphModule, inputs: Sequence[Node], nodes: Sequence[Node],

@@ -8,16 +8,25 @@ import cloudpickle
 import pytest
 import torch
 from on_ranks import build_with, outcomes, small, user_pass
-from step_faults import (
+
+from lab.whole_step.step_faults import (
     forgets_the_step_count,
     leaves_a_gradient_out_of_the_norm,
     leaves_out_the_other_ranks_norm,
     swaps_two_gradients,
 )
-from whole_steps import BLOCKS, CAPACITY, DECOMPOSE, INDUCTOR, JOINED, differing, experts, gloo_and_nccl, whole
-
+from lab.whole_step.whole_steps import (
+    BLOCKS,
+    CAPACITY,
+    DECOMPOSE,
+    INDUCTOR,
+    JOINED,
+    differing,
+    experts,
+    gloo_and_nccl,
+    whole,
+)
 from workbench.authoring.author import author
-from workbench.checks import joining
 from workbench.errors import WorkbenchError
 from workbench.pipeline import train as training
 from workbench.pipeline.build import build, check_buildable
@@ -54,8 +63,7 @@ def test_five_steps_on_two_ranks_are_bitwise_the_eager_loop_s(pool, recipe):
     pytest.param(experts({"dp_shard": 2, "tp": 2, "ep": 2}, **CAPACITY), id="experts"),
 ])
 def test_five_steps_on_four_ranks_are_bitwise_the_eager_loop_s(pool, recipe):
-    for odd, count, verdicts, schedule in pool.run(differing, recipe):
-        assert odd == [] and count >= 12 * 4 and verdicts == JOINED and schedule == "PASS"
+    test_five_steps_on_two_ranks_are_bitwise_the_eager_loop_s(pool, recipe)
 
 
 def at_level_full(recipe):
@@ -141,23 +149,15 @@ def test_a_norm_that_is_nan_is_told_and_done_as_the_recipe_says(pool2, choice, d
         assert told == f"the gradient norm was NaN or infinite in step 0, 1: {did} (training.nan_norm)"
 
 
-def test_a_step_pass_is_refused_where_the_step_is_a_pair():
-    with user_pass("own", lambda gm: gm, stage="step"):
-        with pytest.raises(RecipeError) as told:
-            small({"dp_shard": 2}, (), ("own",))
-        assert str(told.value).endswith(
-            "passes[0]: pass 'own' runs on the whole step in one graph, and training.step is \"pair\": set it to "
-            '"whole", or drop the pass')
-        whole({"dp_shard": 2}, (), ("own",))
-
-
-def test_a_pass_that_needs_the_pair_is_refused_where_the_step_is_whole():
-    with user_pass("own", lambda gm: gm, stage="partitioned", needs={"pair"}):
-        with pytest.raises(RecipeError) as told:
-            whole({"dp_shard": 2}, (), ("own",))
-        assert str(told.value).endswith(
-            "passes[0]: pass 'own' needs forward and backward apart, and training.step is \"whole\": set it to "
-            '"pair", or drop the pass')
+@pytest.mark.parametrize(("own", "make", "said"), [
+    ({"stage": "step"}, lambda: small({"dp_shard": 2}, (), ("own",)),
+     "runs on the whole step in one graph, and training.step is \"pair\": set it to \"whole\", or drop the pass"),
+    ({"stage": "partitioned", "needs": {"pair"}}, lambda: whole({"dp_shard": 2}, (), ("own",)),
+     "needs forward and backward apart, and training.step is \"whole\": set it to \"pair\", or drop the pass")])
+def test_a_pass_that_the_step_has_no_graph_for_is_refused(own, make, said):
+    with user_pass("own", lambda gm: gm, **own), pytest.raises(RecipeError) as told:
+        make()
+    assert str(told.value).endswith(f"passes[0]: pass 'own' {said}")
 
 
 def test_a_pass_that_is_registered_later_is_checked_before_anything_is_captured():
@@ -177,7 +177,7 @@ def test_a_pass_of_the_pair_behind_one_of_the_whole_step_is_refused():
 
 @pytest.mark.parametrize(("changes", "message"), [
     ({"training.optimizer": "sgd"}, "training.optimizer: Input should be 'adamw', got text 'sgd'"),
-    ({"training.step": "both"}, "training.step: Input should be 'pair' or 'whole', got text 'both'"),
+    ({"training.step": "both"}, "training.step: unknown 'both': one of pair, whole, or a plugin's"),
     ({"training.nan_norm": "stop"}, "training.nan_norm: Input should be 'apply' or 'skip', got text 'stop'"),
     ({"training.lr": "fast"}, "training.lr: Input should be a valid number, got text 'fast'"),
     ({"training.lr": float("inf")}, "training.lr: Input should be a finite number, got inf"),
@@ -194,10 +194,10 @@ def test_a_pair_is_the_default():
 
 
 def test_a_norm_of_one_rank_alone_fails_the_join_s_collectives(fake4):
-    joined = build(whole({"dp_shard": 4}), fake4).step.joined
-    assert [str(v.outcome) for v in joining.of_joined(joined)] == ["PASS", "PASS"]
+    joined = build(whole({"dp_shard": 4}), fake4).step.split
+    assert [str(v.outcome) for v in joined.verdicts()] == ["PASS", "PASS"]
     leaves_out_the_other_ranks_norm(joined.graph)
-    found = joining.of_joined(joined)[1]
+    found = joined.verdicts()[1]
     assert (found.outcome, found.message) == ("FAIL", "no all-reduce adds up the squared norm of all ranks")
 
 
@@ -205,3 +205,9 @@ def test_a_fake_world_builds_the_whole_step(fake4):
     built = build(whole({"dp_shard": 2, "tp": 2}, (), (BLOCKS,)), fake4, level="full")
     assert {v.check: str(v.outcome) for v in built.pipeline} == {
         "lint": "PASS", "collectives": "PASS", "numerics": "UNKNOWN"}
+
+
+def test_the_step_states_what_its_forward_saved(fake4):
+    joined = build(whole({"dp_shard": 4}), fake4).step.split
+    assert len(joined.facts.saved_names) > 20
+    assert joined.facts.saved_names <= {node.name for node in joined.graph.graph.nodes}

@@ -9,15 +9,14 @@ import pytest
 import torch
 from on_ranks import outcomes, small
 from torch import nn
-from whole_steps import BLOCKS, gloo_and_nccl, whole
-from whole_steps import trained as trained_beside
 
+from lab.whole_step.whole_steps import BLOCKS, gloo_and_nccl, whole
+from lab.whole_step.whole_steps import trained as trained_beside
 from workbench import author_module, capture, partition, run_partitioned
 from workbench.authoring.plans import ParallelPlan
 from workbench.errors import WorkbenchError
 from workbench.graph.read.nodes import lists_of_update, updates_of
-from workbench.graph.step_graph import join
-from workbench.graph.update import Update
+from workbench.lab.whole_step.join import Update, join
 from workbench.lab.whole_step.transform import clipping_in_the_update
 from workbench.passes.registry import register_pass
 from workbench.pipeline.build import build

@@ -8,55 +8,29 @@ import cloudpickle
 import pytest
 import torch
 from on_ranks import calls, insert, small, user_pass
-from whole_steps import BLOCKS, CAPACITY, JOINED, experts, trained, whole
 
 from workbench import WorkbenchError, build, current_world, fake_world, train
 from workbench.authoring import families
 from workbench.authoring.models.llama3 import Llama3, Llama3Config
 from workbench.authoring.plans import llama3_plan
 from workbench.graph.read.nodes import module_path
-from workbench.graph.saving.recomputation import AGAIN
+from workbench.lab.traced_capture.compare import compare_captures, on_rank
 from workbench.pipeline.build import check_buildable
 from workbench.pipeline.progress import Post
-from workbench.pipeline.proofs.captures_proof import compare_captures, on_rank
-from workbench.recipe.recipe import RecipeError
+from workbench.recipe.recipe import RecipeError, load_recipe
 from workbench.torch_api.inductor.regions import region_of
 
 pytestmark = pytest.mark.integration
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
+BLOCKS = "transformer_block_bucketing"
+EXPERTS = load_recipe("deepseek_v3").override({
+    "model.n_layers": 2, "data.seq_len": 16, "training.steps": 5, "mesh": {"dp_shard": 2, "ep": 2}, "passes": []})
 MEMORY = ({"name": "activation_checkpointing", "policy": "selective"}, "reshard_after_forward")
 
 
-def differing(recipe):
-    """Names of what training leaves other than behind the joint capture, and both builds' verdicts."""
-    (ours, left, built), (theirs, other, joint) = (
-        trained(recipe.override({"capture": how}), False) for how in ("traced", "joint"))
-    assert left.keys() == other.keys()
-    odd = [name for name in left if not torch.equal(left[name], other[name])]
-    odd += ["losses"] * (ours.losses != theirs.losses) + ["norms"] * (ours.norms != theirs.norms)
-    verdicts = [[(v.check, str(v.outcome)) for v in made.pipeline] + [
-        (r.name, v.check, str(v.outcome)) for r in made.records for v in r.verdicts] for made in (built, joint)]
-    return odd, len(left), verdicts, str(built.schedule.outcome)
-
-
-@pytest.mark.parametrize("recipe", [
-    pytest.param(whole({"dp_shard": 2}, MEMORY, (BLOCKS,)), id="dp_shard 2", marks=pytest.mark.nightly),
-    pytest.param(whole({"dp_shard": 2}, MEMORY, (BLOCKS,), **{"training.accumulate": 2}), id="two microbatches"),
-    pytest.param(whole({"tp": 2}), id="tp 2", marks=pytest.mark.nightly),
-    pytest.param(experts({"dp_shard": 2, "ep": 2}, (BLOCKS,), **CAPACITY), id="experts, capacity",
-                 marks=pytest.mark.nightly),
-    pytest.param(experts({"dp_shard": 2, "ep": 2}), id="experts, dropless", marks=pytest.mark.nightly),
-])
-def test_training_is_bitwise_that_of_the_joint_capture(pool2, recipe):
-    for odd, count, (ours, theirs), schedule in pool2.run(differing, recipe):
-        assert odd == [] and count >= 12 * 4 and schedule == "PASS"
-        assert ours == [("lint", "PASS"), *theirs] and theirs[:2] == JOINED
-        assert {verdict[-1] for verdict in ours} == {"PASS"}
-
-
 def pairs(recipe):
-    """As `differing`, of a step whose optimizer runs outside of the graph."""
+    """Names of what training leaves other than behind the joint capture, both losses, and both builds' verdicts."""
     left, losses = [], []
     for how in ("joint", "traced"):
         built = build(recipe.override({"capture": how}), current_world(), level="full")
@@ -72,41 +46,15 @@ def pairs(recipe):
 # quick: test_compare_captures_on_ranks
 @pytest.mark.parametrize("recipe", [
     pytest.param(small({"dp_shard": 2}, MEMORY, (BLOCKS,)), id="dp_shard 2", marks=pytest.mark.nightly),
-    pytest.param(experts({"dp_shard": 2, "ep": 2}).override({"training.step": "pair"}), id="experts, dropless",
+    pytest.param(small({"tp": 2}), id="tp 2", marks=pytest.mark.nightly),
+    pytest.param(EXPERTS, id="experts, dropless", marks=pytest.mark.nightly),
+    pytest.param(EXPERTS.override({"model.dispatch": "capacity", "passes": [BLOCKS]}), id="experts, capacity",
                  marks=pytest.mark.nightly),
 ])
-def test_a_pair_with_its_optimizer_outside_trains_the_same(pool2, recipe):
+def test_training_is_bitwise_that_of_the_joint_capture(pool2, recipe):
     for odd, losses, verdicts in pool2.run(pairs, recipe):
         assert odd == [] and losses[0] == losses[1]
         assert ("numerics", "PASS") in verdicts and {outcome for *_, outcome in verdicts} == {"PASS"}
-
-
-def test_the_join_keeps_what_the_backward_repeats():
-    full = {"name": "activation_checkpointing", "policy": "full"}
-    with fake_world(2) as world:
-        built = [build(whole({"dp_shard": 2}, joint, (), capture="traced"), world) for joint in ((), (full,))]
-    plain, repeated = (len(calls(each.step.joined.graph, "aten.mm")) for each in built)
-    assert repeated > plain
-
-
-def merges(gm):
-    """What a common-subexpression elimination would do to the first repeated product."""
-    node = next(n for n in calls(gm, "aten.mm") if AGAIN in n.meta)
-    first = next(n for n in calls(gm, "aten.mm") if n.name == node.meta[AGAIN])
-    node.replace_all_uses_with(first)
-    gm.graph.erase_node(node)
-    return gm
-
-
-@pytest.mark.parametrize(("edit", "outcome"), [
-    (merges, "FAIL"), pytest.param(lambda gm: gm, "PASS", marks=pytest.mark.nightly)])
-def test_a_pass_that_merges_a_repeat_with_the_forward_is_named(edit, outcome):
-    full = {"name": "activation_checkpointing", "policy": "full"}
-    with user_pass("own", edit, stage="step"), fake_world(2) as world:
-        built = build(whole({"dp_shard": 2}, (full,), ("own",), capture="traced"), world)
-    assert built.pipeline[0].outcome == outcome
-    if outcome == "FAIL":
-        assert "pass 'own' dropped 1 product or attention that the backward repeats" in built.pipeline[0].message
 
 
 def test_compare_captures_on_ranks(pool2):
@@ -149,7 +97,7 @@ def test_a_recipe_that_one_capture_refuses_is_told_with_its_reason(monkeypatch):
     recipe = small({"dp_shard": 4})
     found = compare_captures(recipe, world="fake", progress=False)
     assert set(found.refused) == {"joint"} and found.values.outcome == "UNKNOWN"
-    assert found.refused["joint"].startswith("model Prints of recipe 'small': it cannot be captured at test_traced.py:")
+    assert found.refused["joint"].startswith("model Prints of recipe 'small': it cannot be captured at test_on_ranks")
     assert found.refused["joint"].endswith('or try capture "traced"')
     assert "joint is refused: model Prints" in str(found)
 
@@ -168,7 +116,7 @@ def test_a_pass_that_needs_the_partitioner_is_refused_on_a_traced_capture():
 
 
 def test_another_capture_is_named():
-    with pytest.raises(RecipeError, match="capture: Input should be 'joint' or 'traced', got text 'eager'"):
+    with pytest.raises(RecipeError, match="capture: unknown 'eager': one of joint, traced, or a plugin's"):
         small({"dp_shard": 2}).override({"capture": "eager"})
 
 

@@ -1,0 +1,32 @@
+"""The joint graph as make_fx traces it: inputs and gradients are this rank's shards, and there is no partitioner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from workbench.authoring.authored import Authored
+from workbench.errors import WorkbenchError
+from workbench.graph.capture import JointGraph, deterministic_capture
+from workbench.graph.facts import Known
+from workbench.graph.input_check import InputCheck
+from workbench.graph.model_contract import named, not_captured, require_parameters
+from workbench.lab.traced_capture import checks
+from workbench.lab.traced_capture.cut import cut
+from workbench.torch_api import aot
+from workbench.torch_api.tracing.traced_step import Untraceable, trace_step
+
+
+def traced(authored: Authored, args: tuple[Any, ...],
+           decompositions: dict[Any, Callable[..., Any]] | None) -> JointGraph:
+    """What `capture(authored, by="traced")` calls. Raises WorkbenchError where the module cannot be traced."""
+    require_parameters(authored)
+    try:
+        with deterministic_capture(authored), aot.capture_settings():
+            step = trace_step(authored.module, args, decompositions)
+    except Untraceable as error:
+        raise WorkbenchError(f'{named(authored)}: {error}, or set capture to "joint"') from None
+    except Exception as error:
+        raise WorkbenchError(not_captured(authored, error, by="traced")) from error
+    return JointGraph(authored, step, aot.Contexts(), step.tracing_context, InputCheck.of(args), by="traced by make_fx",
+                      cut=cut, known=Known(checks=(checks.check,)))

@@ -1,0 +1,140 @@
+"""The whole step as a callable: it trains one step, and updates parameters, buffers and the optimizer in place."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from workbench.errors import WorkbenchError
+from workbench.graph.capture import title
+from workbench.graph.lower import Step
+from workbench.graph.partition import ForwardBackward, Split
+from workbench.lab.whole_step.join import PAIR, StepGraph, Update, join, require_joinable
+from workbench.pipeline.stages import PairStep
+from workbench.pipeline.train import optimizer_of
+from workbench.recipe.recipe import Recipe
+from workbench.torch_api import aot
+from workbench.torch_api.distributed.adamw import STATE, scalar_dtype
+from workbench.torch_api.inductor import lowering
+from workbench.torch_api.restoring import shard_of
+
+
+class WholeStep(Step):
+    """`step(tokens, targets)` trains one step and returns (loss, norm): scalars on this rank's device, not read yet.
+
+    tokens, targets: this rank's int64 tensors of shape (batch, seq_len). loss: local to the rank. norm: of the whole
+    gradients of all ranks, before clipping. `optimizer` holds the state, which its own `step` does not change here. A
+    schedule may set its learning rate between the steps: the graph reads it from a tensor.
+    """
+
+    def __init__(self, joined: StepGraph, optimizer: torch.optim.Optimizer):
+        super().__init__(joined)
+        self.optimizer: torch.optim.Optimizer = optimizer
+        self._where = f"the whole step of {title(self.pair.authored)}"
+        require_supported(optimizer, joined.update)
+        parameters, device = dict(self.module.named_parameters()), self.pair.authored.world.device
+        owned = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        self._lr, self._count = (torch.zeros((), dtype=scalar_dtype(name, device), device=device)
+                                 for name in ("lr", "step"))
+        self._state: dict[torch.nn.Parameter, dict[str, torch.Tensor]] = {}
+        for name in joined.trained:
+            if id(parameters[name]) not in owned:
+                raise WorkbenchError(f"{self._where}: the optimizer does not hold parameter {name!r}: give it all "
+                                     "parameters of the module")
+            states = {kind: torch.zeros_like(parameters[name]).detach() for kind in STATE}
+            self._state[parameters[name]] = {"step": self._count, **states}
+        shards = [shard_of(state[kind]) for kind in STATE for state in self._state.values()]
+        self.states = [*shards, self._count, self._lr]  # in the order in which the graph takes them
+        self.joined, self.written = joined, joined.trained
+        self._take_state()
+
+    def __call__(self, *batch: Any) -> tuple[torch.Tensor, ...]:
+        with torch.no_grad():
+            body: Any = self.joined.slots[0].body
+            return tuple(body(self.inputs(*batch)))
+
+    def inputs(self, *batch: Any) -> list[Any]:
+        """The graph's inputs for this batch, in its order. Raises WorkbenchError as `CompiledStep` does."""
+        self.pair.inputs.require(title(self.pair.authored), batch)
+        self._take_state()
+        self._take_lr()
+        tensors: dict[str, Any] = dict(self.module.named_parameters(remove_duplicate=False))
+        tensors |= self.module.named_buffers(remove_duplicate=False)
+        states, values, inputs = iter(self.states), iter(batch), list[Any]()
+        for node in self.joined.graph.graph.find_nodes(op="placeholder"):
+            name = aot.parameter_of(node)
+            if aot.is_state(node):
+                inputs.append(next(states))
+            elif name is None:
+                inputs.append(next(values))
+            elif isinstance(node.meta["val"], torch.Tensor):
+                inputs.append(shard_of(tensors[name]).detach())
+            else:
+                inputs.append(tensors[name].device_mesh)
+        return inputs
+
+    def _take_state(self) -> None:
+        """Take over what is new in the optimizer's state, at the addresses that the graph reads."""
+        given = [self.optimizer.state.get(parameter) or {} for parameter in self._state]
+        if all(map(operator.is_, given, self._state.values())):
+            return
+        counts = {float(state.get("step", 0.0)) for state in given}
+        if len(counts) > 1:
+            raise WorkbenchError(f"{self._where}: the optimizer's parameters have taken {sorted(counts)} steps, and "
+                                 "one graph counts them together: load a state of one step")
+        self._count.fill_(counts.pop())
+        for state, (parameter, ours) in zip(given, self._state.items(), strict=True):
+            for kind in STATE:
+                if not state:
+                    ours[kind].zero_()
+                elif state is not ours:
+                    ours[kind].copy_(state[kind])
+            self.optimizer.state[parameter] = ours
+
+    def _take_lr(self) -> None:
+        """Write the learning rate that the optimizer has now into the tensor that the graph reads."""
+        groups = self.optimizer.param_groups
+        if all(group["lr"] is self._lr for group in groups):
+            return
+        if len({float(group["lr"]) for group in groups}) > 1:
+            raise WorkbenchError(f"{self._where}: the optimizer's groups have {len(groups)} learning rates, and one "
+                                 f"graph has one: set the same for all, or {PAIR}")
+        self._lr.fill_(groups[0]["lr"])
+        for group in groups:
+            group["lr"] = self._lr
+
+
+def require_supported(optimizer: torch.optim.Optimizer, update: Update) -> None:
+    """Raise WorkbenchError for an optimizer whose step the graph does not do."""
+    for group in optimizer.param_groups:
+        for key in ("betas", "eps", "weight_decay", "amsgrad", "maximize"):
+            value = getattr(update, key, False)
+            if group.get(key) != value:
+                kind = type(optimizer).__name__
+                raise WorkbenchError(f"the whole step was joined for AdamW with {key} {value}, and this {kind} has "
+                                     f"{group.get(key)}: give the same to both, or {PAIR}")
+
+
+class Whole(PairStep):
+    """`training.step = "whole"`."""
+
+    require = staticmethod(require_joinable)
+
+    def join(self, recipe: Recipe, pair: ForwardBackward) -> Split:
+        decomposed = any(spec.name == "inductor_decomposition" for spec in recipe.joint_passes)
+        table = lowering.decomposition_table() if decomposed else None
+        return join(pair, Update(recipe.training.clip, recipe.training.nan_norm == "skip"), decompositions=table)
+
+    def step(self, split: Any) -> WholeStep:
+        return WholeStep(split, optimizer_of(split.pair.authored))
+
+    def numbers(self, split: Any) -> dict[str, Any]:
+        return {"trained": split.trained, "update": split.update}
+
+    def restored(self, pair: ForwardBackward, numbers: Mapping[str, Any]) -> Split:
+        joined = StepGraph(pair.slots[:1], pair, gradients={}, **numbers)
+        joined.facts = pair.facts
+        return joined
