@@ -62,24 +62,22 @@ def backward_mm(graph):
     return next(n for n in graph.graph.nodes if op_name(n.target) == "aten.mm" and is_backward(n) and module_path(n))
 
 
-def test_a_backward_node_without_its_module_is_told(both):
-    def fault(graph):
-        meta = backward_mm(graph).meta
-        for name in ("nn_module_stack", "fwd_nn_module_stack"):
-            meta.pop(name, None)
+def loses_its_module(graph):
+    meta = backward_mm(graph).meta
+    for name in ("nn_module_stack", "fwd_nn_module_stack"):
+        meta.pop(name, None)
 
+
+def loses_its_direction(graph):
+    backward_mm(graph).meta["partitioner_tag"] = "is_forward"
+
+
+@pytest.mark.parametrize(("fault", "row"), [
+    (loses_its_module, ("module, lost", 1, 0, 1)),
+    (loses_its_direction, ("direction, another", "backward", "forward", 1))])
+def test_metadata_of_a_backward_node_that_is_lost_is_told(both, fault, row):
     (found,) = told(both, fault)
-    assert found.kind == "metadata lost" and found.what == "module, lost"
-    assert (found.joint, found.traced, found.count) == (1, 0, 1)
-
-
-def test_a_backward_node_without_its_direction_is_told(both):
-    def fault(graph):
-        backward_mm(graph).meta["partitioner_tag"] = "is_forward"
-
-    (found,) = told(both, fault)
-    assert found.kind == "metadata lost" and found.what == "direction, another"
-    assert (found.joint, found.traced, found.count) == ("backward", "forward", 1)
+    assert (found.kind, found.what, found.joint, found.traced, found.count) == ("metadata lost", *row)
 
 
 def test_a_collective_that_is_missing_is_told_with_its_bytes(both):

@@ -33,7 +33,6 @@ from workbench.pipeline.build import build, check_buildable
 from workbench.pipeline.proofs.time_proof import time_graphs
 from workbench.pipeline.run import run
 from workbench.recipe.recipe import RecipeError
-from workbench.recipe.sections import TrainingSpec
 from workbench.world.mesh import current_world
 
 pytestmark = pytest.mark.integration
@@ -187,10 +186,6 @@ def test_a_recipe_names_the_wrong_value(changes, message):
     with pytest.raises(RecipeError) as told:
         whole({"dp_shard": 2}, **changes)
     assert str(told.value).endswith(message)
-
-
-def test_a_pair_is_the_default():
-    assert TrainingSpec().step == "pair" and TrainingSpec().nan_norm == "apply"
 
 
 def test_a_norm_of_one_rank_alone_fails_the_join_s_collectives(fake4):
