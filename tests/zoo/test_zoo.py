@@ -25,7 +25,6 @@ from workbench import (
     capture,
     compile_step,
     current_world,
-    cut,
     partition,
     prove_numerics,
     run_joint,
@@ -120,7 +119,7 @@ def tried(name: str, axes: dict[str, int], broken: bool = False, by: Any = "join
         with capture(authored, by=by) as joint:
             if rows > 1:
                 run_joint(joint, ["reshard_after_forward"])
-            step = compile_step(cut(joint) if by == "traced" else partition(joint))
+            step = compile_step(partition(joint))
         verdicts = prove_numerics([], step)
         ours = trained(step, authored.module, odd, row, rows)
     except WorkbenchError as refused:
