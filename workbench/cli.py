@@ -105,7 +105,7 @@ def parser() -> argparse.ArgumentParser:
     _add_recipe(schedule, "change the recipe, such as mesh.dp_shard=64; may be repeated")
     schedule.add_argument("--ranks", default="roles", metavar="roles|all|0,3",
                           help="roles: one rank for each set of local shapes, and the last rank (default); all: every "
-                          "rank, 256 at most, for your own model or pass that asks for its rank; or a list of ranks")
+                          "rank, for your own model or pass that asks for its rank; or a list of ranks")
 
     recipes = commands.add_parser("recipes", help="list the recipes, or show one")
     recipes.add_argument("name", nargs="?", metavar="NAME", help="show this recipe as TOML")

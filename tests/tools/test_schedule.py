@@ -105,15 +105,6 @@ def test_a_pass_of_ones_own_that_is_the_same_on_all_ranks_passes_with_all():
         assert compare_schedules(recipe, [0]).verdict.outcome is Outcome.UNKNOWN
 
 
-def test_the_bound_on_all_ranks_is_said_before_any_is_captured():
-    heard = []
-    with pytest.raises(WorkbenchError) as caught:
-        compare_schedules(small({"dp_shard": 512}).override({"model.n_layers": 1}), "all", heard.append)
-    assert heard == [] and str(caught.value) == (
-        "ranks all: the mesh has 512 ranks, and at most 256 are captured, one after the other: name some, such as 0,3, "
-        "or make the mesh smaller")
-
-
 @pytest.mark.parametrize(("ranks", "message"), [
     ("most", "ranks 'most': expected roles, all, or ranks such as 0,3"),
     ([4], "rank 4: the mesh has ranks 0 to 3"),

@@ -60,14 +60,11 @@ class Finding:
 def compiler_version() -> str | None:
     """The first line of `--version` of the C++ compiler that Inductor would use, or None."""
     names = [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "clang++", "c++"]
-    path = next((p for name in names if (p := shutil.which(name))), None)
-    if path is None:
+    paths = [path for path in map(shutil.which, names) if path]
+    if not paths:
         return None
-    try:
-        shown = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20).stdout
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return shown.splitlines()[0] if shown else path
+    shown = subprocess.run([paths[0], "--version"], capture_output=True, text=True, timeout=20, check=False).stdout
+    return shown.partition("\n")[0] or paths[0]
 
 
 def _version(name: str) -> str | None:

@@ -26,9 +26,6 @@ from workbench.torch_api.distributed.dtensor import local_shape, ranks_of
 from workbench.torch_api.garbage import uncollected
 from workbench.world.fake import fake_world
 
-MOST = 256
-"""The most ranks that `all` captures: one rank of a small model takes about a second."""
-
 
 @dataclass(frozen=True)
 class Schedules:
@@ -53,18 +50,15 @@ def compare_schedules(
 ) -> Schedules:
     """Capture `recipe` as each of `ranks` on a fake world, run its passes, and compare the ordered collectives.
 
-    ranks: "roles", the first rank of each role and the last rank; "all", at most 256; or a list of ranks. Ranks have
-    the same role where all their parameters have the same local shapes; uneven shards make several roles. A model or
-    pass of your own may act differently on ranks of one role: then the verdict is UNKNOWN unless all ranks were
-    captured. Lowering and replay passes are skipped. The ranks are captured one by one, in this process. progress: as
+    ranks: "roles", the first rank of each role and the last rank; "all"; or a list of ranks. Ranks have the same role
+    where all their parameters have the same local shapes; uneven shards make several roles. A model or pass of your own
+    may act differently on ranks of one role: then the verdict is UNKNOWN unless all ranks were captured. Lowering and
+    replay passes are skipped. The ranks are captured one by one, in this process, a second or more each. progress: as
     for `run`.
 
-    Raises WorkbenchError for a rank that does not exist, for too many ranks, and where the recipe cannot be captured.
+    Raises WorkbenchError for a rank that does not exist, and where the recipe cannot be captured.
     """
     size = recipe.mesh.world_size
-    if ranks == "all" and size > MOST:
-        raise WorkbenchError(f"ranks all: the mesh has {size} ranks, and at most {MOST} are captured, one after the "
-                             "other: name some, such as 0,3, or make the mesh smaller")
     entries, sources = [], []
     with telling(progress) as tell:
         tell("roles")
@@ -139,13 +133,13 @@ def _verdict(ranks: Sequence[int], entries: Sequence[list[Entry]], sources: Sequ
     if len(ranks) == 1:
         why = "one rank was captured, and it has no other to be compared with"
         return Verdict("collectives", Outcome.UNKNOWN, why)
-    found = difference(entries, ranks)
-    if found is None:
+    departure = difference(entries, ranks)
+    if departure is None:
         text = f"{len(entries[0])} collectives in the same order on all that were captured"
         return Verdict("collectives", Outcome.PASS, text, {"collectives": len(entries[0])})
-    position, index, sentence = found
-    usual = next(i for i, own in enumerate(entries) if i != position and own[index:index + 1] != entries[position][
-        index:index + 1])
-    lines = [f"rank {ranks[i]}: {sources[i][index]}" for i in sorted({position, usual}) if index < len(sources[i])]
-    return Verdict("collectives", Outcome.FAIL, "\n  ".join([sentence, *lines]), {"rank": ranks[position],
-                                                                                  "index": index})
+    position, index, sentence = departure
+    here = [launched[index:index + 1] for launched in entries]
+    other = next(i for i, entry in enumerate(here) if entry != here[position])
+    lines = [f"rank {ranks[i]}: {sources[i][index]}" for i in sorted({position, other}) if index < len(sources[i])]
+    evidence = {"rank": ranks[position], "index": index}
+    return Verdict("collectives", Outcome.FAIL, "\n  ".join([sentence, *lines]), evidence)

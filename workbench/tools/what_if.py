@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -47,8 +46,6 @@ _LATER: dict[str, Any] = {
 }
 """What neither the model nor its graph depends on; any other change of a recipe needs a new model."""
 _VARIANTS = 8
-_GARBAGE = 48
-"""Forgotten stage results after which the garbage collector runs: it is paused in answers, and graphs are cycles."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +80,6 @@ class Study:
         self._used: list[list[str]] = []
         self._undo: list[Variant] = []
         self._stages: list[_Stage] = []
-        self._garbage = 0
         self._sources = Sources()
         started = time.perf_counter()
         with uncollected():
@@ -130,25 +126,24 @@ class Study:
 
         A change that cannot be made (RecipeError), or a pass that raises (WorkbenchError), leaves the study unchanged.
         """
-        lists = {"joint_passes": joint_passes, "passes": passes}
-        given = {key: [spec.as_toml() if isinstance(spec, PassSpec) else spec for spec in listed(value, key)]
-                 for key, value in lists.items() if value is not None}
-        wanted = {**(changes or {}), **given}
-        recipe = self.recipe.override(wanted) if wanted else self.recipe
+        wanted = dict(changes or {})
+        for key, value in (("joint_passes", joint_passes), ("passes", passes)):
+            if value is not None:
+                wanted[key] = [spec.as_toml() if isinstance(spec, PassSpec) else spec for spec in listed(value, key)]
         before = self.now
-        found = self._to(recipe, self.now.plan if plan is None else plan)
+        recipe = self.recipe.override(wanted) if wanted else self.recipe
+        difference = self._to(recipe, before.plan if plan is None else plan)
         self._undo.append(before)
-        return found
+        return difference
 
     def revert(self) -> Difference:
         """Go back to the variant before the last change; stages in the cache do not run again."""
         if not self._undo:
             raise WorkbenchError("nothing to revert: no change was made since the start")
-        wanted = self._undo[-1]
-        found = replace(self._to(wanted.recipe, wanted.plan), reverted=True)
+        before = self._undo[-1]
+        self.history[-1:] = [replace(self._to(before.recipe, before.plan), reverted=True)]
         self._undo.pop()
-        self.history[-1] = found
-        return found
+        return self.history[-1]
 
     @uncollected()
     def _to(self, recipe: Recipe, plan: ParallelPlan | None) -> Difference:
@@ -179,13 +174,8 @@ class Study:
     def _forget(self, keys: list[str]) -> None:
         self._used = [*(used for used in self._used if used != keys), keys][-_VARIANTS:]
         wanted = {key for used in self._used for key in used}
-        forgotten = self._kept.keys() - wanted
         self._kept = {key: state for key, state in self._kept.items() if key in wanted}
         self._figures = {key: figures for key, figures in self._figures.items() if key in wanted}
-        self._garbage += len(forgotten)
-        if self._garbage >= _GARBAGE:
-            gc.collect()
-            self._garbage = 0
 
     def __repr__(self) -> str:
         rows = [("", "seconds", "verdict", "launches", "saved B", "step ms", "exposed ms")]
@@ -305,7 +295,9 @@ def _why(stage: _Stage, previous: _Stage | None, ran: Sequence[Ran]) -> str:
 
 def _read(options: Any) -> dict[str, Any]:
     """The options, and a hash of each file that they name."""
-    given = options.model_dump()
-    files = {key: value for key, value in given.items() if isinstance(value, str) and isfile(value)}
-    return given | {f"{key}: file": hashlib.sha256(Path(path).read_bytes()).hexdigest() for key, path in files.items()}
+    values: dict[str, Any] = options.model_dump()
+    for key, value in list(values.items()):
+        if isinstance(value, str) and isfile(value):
+            values[f"{key}: file"] = hashlib.sha256(Path(value).read_bytes()).hexdigest()
+    return values
 
