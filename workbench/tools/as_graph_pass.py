@@ -47,34 +47,37 @@ class GraphPass:
         Raises WorkbenchError, with the pass's name, where the pass raises.
         """
         inputs = gm.graph.find_nodes(op="placeholder")
-        joint, whole = self.item.contract.stage is Stage.JOINT, _is_whole(gm)
-        which: Part = ("joint" if joint else "step" if whole else "backward" if any(map(is_tangent, inputs))
-                       else "forward")
+        whole = _is_whole(gm)
+        which: Part = "backward" if any(map(is_tangent, inputs)) else "forward"
+        if self.item.contract.stage is Stage.JOINT:
+            which = "joint"
+        elif whole:
+            which = "step"
         if which in ("forward", "step"):
             self._step = StepFacts()
         if facts_of(gm).part != which:
             sizes = {c.group: c.group_size for c in list_collectives(gm)}  # without a mesh, groups stand for axes
             groups = {name: name for name in sizes}
             set_facts(gm, GraphFacts(which, groups, sizes, world_kind() or "one process", [], self._step))
-        given, gm = gm, copy_graph(gm)  # which others may edit later
+        before = copy_graph(gm)  # which others may edit later
         if whole:
-            given = gm = _read_in(gm)
-        given = copy_graph(given)
-        started = time.perf_counter()
+            _read_in(before)
         values = [n.meta.get("val") for n in inputs] if example_inputs is None else list(example_inputs)
+        given = copy_graph(before)
+        started = time.perf_counter()
         result = apply_pass(self.item, given, values, self.options)
         seconds = time.perf_counter() - started
         after = copy_graph(result)  # later passes of the list may edit what this one returns
         if whole:
             _write_out(result)
-        if joint or whole:
-            self._prove((gm,), (after,), seconds)
+        if which in ("joint", "step"):
+            self._prove((before,), (after,), seconds)
         elif which == "forward":
-            self._forward = gm, after, seconds
+            self._forward = before, after, seconds
         elif self._forward is not None:
-            before_forward, after_forward, earlier = self._forward
+            forward, changed, earlier = self._forward
             self._forward = None
-            self._prove((before_forward, gm), (after_forward, after), earlier + seconds)
+            self._prove((forward, before), (changed, after), earlier + seconds)
         return result
 
     def _prove(self, before: tuple[Any, ...], after: tuple[Any, ...], seconds: float) -> None:
@@ -92,8 +95,8 @@ def _is_whole(gm: GraphModule) -> bool:
         "desc" in n.meta for n in gm.graph.find_nodes(op="placeholder"))
 
 
-def _read_in(gm: GraphModule) -> GraphModule:
-    """Direction and modules of each node where passes look for them; `gm` is changed."""
+def _read_in(gm: GraphModule) -> None:
+    """Direction and modules of each node where passes look for them."""
     for node in gm.graph.nodes:
         backward = node.meta.get("autograd_backward", False)
         node.meta.setdefault("partitioner_tag", "is_backward" if backward else "is_forward")
@@ -101,8 +104,7 @@ def _read_in(gm: GraphModule) -> GraphModule:
             parts = path.split(".")
             outer = [".".join(parts[:i]) for i in range(1, len(parts) + 1)]
             node.meta.setdefault("fwd_nn_module_stack" if backward else "nn_module_stack",
-                                 {each: (each, Module) for each in outer})
-    return gm
+                                 {name: (name, Module) for name in outer})
 
 
 def _write_out(gm: GraphModule) -> None:

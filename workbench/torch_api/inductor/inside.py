@@ -53,11 +53,6 @@ class Lowered:
     parts: tuple[Part, ...]
     code: str
 
-    @property
-    def generated(self) -> tuple[str, ...]:
-        """The names of the kernels that the code defines, including a user's own Triton kernels."""
-        return tuple(kernels.sources(self.code))
-
 
 @contextmanager
 def watched() -> Iterator[list[Lowered]]:
