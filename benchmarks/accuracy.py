@@ -29,7 +29,8 @@ from workbench.authoring.author import author
 from workbench.graph.callables import Body, bodies_of
 from workbench.graph.facts import facts_of
 from workbench.graph.partition import ForwardBackward, partition
-from workbench.graph.read.simulated_run import StepTimeline, simulated_as_run
+from workbench.graph.read.simulated_run import StepTimeline
+from workbench.notebook.draw.timeline import simulated_as_run
 from workbench.passes.overlap_collectives import OverlapOptions
 from workbench.pipeline.machine import machine, versions
 from workbench.pipeline.run_passes import run_joint, run_partitioned

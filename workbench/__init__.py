@@ -15,7 +15,6 @@ _NAMES_BY_MODULE = {
     "authoring.models.causal_lm": "CausalLM",
     "authoring.plans": "ParallelPlan",
     "authoring.simple_fsdp": "Precision",
-    "authoring.write_weights": "save_weights",
     "checks.verdicts": "Outcome Verdict",
     "errors": "WorkbenchError",
     "graph.capture": "JointGraph capture",
@@ -24,11 +23,10 @@ _NAMES_BY_MODULE = {
     "graph.partition": "ForwardBackward partition",
     "graph.patterns": "Replaced find_nodes replace_pattern",
     "graph.read.cost": "device_spec",
-    "graph.read.launch_bound": "paced",
     "graph.read.nodes": "provenance",
-    "graph.read.redistribution": "redistribution",
     "graph.replay_rehearsal": "rehearse",
     "notebook": "draw",
+    "notebook.draw.launch_bound": "paced",
     "notebook.lessons.lesson": "Lesson load_lesson parameters",
     "notebook.recorded_figures": "Figures on_gpus",
     "notebook.show": "show",
@@ -53,8 +51,10 @@ _NAMES_BY_MODULE = {
     "world.ranks": "RankError ranks",
     "world.simulated": "shards simulated_world",
 }
+_BY_HOOK = {"save_weights": "weights.save"}
+"""Names whose code is in a folder of the lab."""
 _HOMES = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names.split()}
-__all__ = sorted(_HOMES)
+__all__ = sorted([*_HOMES, *_BY_HOOK])
 _GONE = {
     "Bisection": "import it from workbench.lab.bisect",
     "Explanation": "import it from workbench.lab.inside_inductor",
@@ -74,6 +74,7 @@ _GONE = {
     "prove_partition": "a record's verdicts know of the partition by themselves",
     "prove_replay": "a record's verdicts know of the replays by themselves",
     "read_order": "import it from workbench.lab.traces",
+    "redistribution": "import it from workbench_lessons.l01_author_with_dtensor.redistribution",
 }
 """Names of the last release, and what stands in their place."""
 
@@ -81,6 +82,8 @@ _GONE = {
 def __getattr__(name: str) -> Any:
     if name in _GONE:
         raise AttributeError(f"workbench.{name} is gone: {_GONE[name]}")
+    if name in _BY_HOOK:
+        return import_module("workbench.recipe.hooks").hook(_BY_HOOK[name], name)
     if name not in _HOMES:
         raise AttributeError(f"module 'workbench' has no name {name!r}")
     home = __import__(f"workbench.{_HOMES[name]}", fromlist=[name])  # which imports `draw`, a package, as well

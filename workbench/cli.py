@@ -9,7 +9,6 @@ import argparse
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from workbench.pipeline.progress import loading_torch, telling
 from workbench.recipe import listings
 from workbench.recipe.arguments import Gone, add_pairs, count, seconds
 from workbench.recipe.files import writable
+from workbench.recipe.hooks import code_of
 from workbench.recipe.plugins import COMMANDS, load_plugins
 from workbench.recipe.recipe import Recipe, load_recipe
 from workbench.tools.command_end import FAILED, PASSED, colored, run_program, status_of, tell_report
@@ -222,9 +222,8 @@ def _plugin(args: argparse.Namespace) -> int:
     recipe = [_recipe(args)] if command.recipe else []
     if command.changes:
         _import(args.files)
-    module, _, function = command.code.partition(":")
     with loading_torch():
-        run = getattr(import_module(module), function)
+        run = code_of(command.code)
     return int(run(*recipe, args))
 
 

@@ -8,10 +8,10 @@ from math import prod
 from torch.distributed.tensor import DTensor, Placement
 
 from workbench.authoring.authored import Authored
-from workbench.graph.read.redistribution import redistribution
 from workbench.notebook.draw.colors import INK
 from workbench.notebook.draw.mesh import draw_parts, holdings, slices, words
 from workbench.notebook.draw.picture import Picture, Table, finish, new_figure, table
+from workbench_lessons.l01_author_with_dtensor.redistribution import redistribution
 
 
 def redistribute(tensor: DTensor, placements: Sequence[Placement], name: str = "tensor") -> Picture:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from matplotlib.axes import Axes
@@ -11,15 +13,39 @@ from matplotlib.ticker import MaxNLocator
 from torch.fx import GraphModule
 
 from workbench.errors import WorkbenchError
-from workbench.graph.read.fused_cost import KernelTraffic, kernel_traffic
+from workbench.graph.read.fused_cost import KernelTraffic, traffic_of
 from workbench.graph.read.nodes import kind_of
 from workbench.notebook.draw.colors import BLUE, FAINT, GREY, INK, ORANGE, PAPER
 from workbench.notebook.draw.graphs import LANES
 from workbench.notebook.draw.picture import Picture, finish, new_figure, panels, shortened
 from workbench.recipe.wording import counted
+from workbench.torch_api.ops import op_name
 
 MOST = 16  # operators in a row
 Way = tuple[GraphModule, Sequence[Iterable[str]]]
+
+
+class Census(NamedTuple):
+    """Operators of a graph by name and by kind, most frequent first."""
+
+    ops: dict[str, int]
+    kinds: dict[str, int]
+
+
+def census(gm: GraphModule) -> Census:
+    """Count a graph's operators."""
+    calls = [n for n in gm.graph.nodes if n.op == "call_function"]
+    names = Counter(op_name(n.target) for n in calls)
+    return Census(dict(names.most_common()), dict(Counter(map(kind_of, calls)).most_common()))
+
+
+def kernel_traffic(gm: GraphModule, kernels: Iterable[Iterable[str]]) -> list[KernelTraffic]:
+    """The traffic of each kernel, given as the names of its nodes. WorkbenchError for a name that the graph lacks."""
+    nodes = {node.name: node for node in gm.graph.nodes}
+    try:
+        return [traffic_of([nodes[name] for name in names]) for names in kernels]
+    except KeyError as error:
+        raise WorkbenchError(f"the graph has no node {error}") from None
 
 
 def traffic(ways: Mapping[str, Way], title: str = "traffic") -> Picture:

@@ -17,11 +17,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from workbench.checks.lint import stale_reads
 from workbench.errors import WorkbenchError
-from workbench.graph.read.launch_bound import Pace
 from workbench.graph.read.nodes import lists_of_update, updates_of
 from workbench.graph.read.program import program
 from workbench.lab.traces.trace_file import TracedStep
 from workbench.lab.whole_step.join import StepGraph
+from workbench.notebook.draw.launch_bound import Pace
 from workbench.notebook.lessons.grading import by_cases, told
 from workbench.pipeline.gpu_communication import union
 from workbench.recipe.files import json_lines

@@ -8,9 +8,8 @@ from notebook.draw.test_kernels import Made, record
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from workbench import WorkbenchError
-from workbench.graph.read.fused_cost import kernel_traffic
 from workbench_lessons.l03_split_forward_and_backward.pictures import unbeaten
-from workbench_lessons.l04_decompose.pictures import traffic
+from workbench_lessons.l04_decompose.pictures import census, kernel_traffic, traffic
 from workbench_lessons.l08_replay_with_cudagraphs.pictures import addresses
 from workbench_lessons.l09_route_tokens_to_experts.pictures import routing
 from workbench_lessons.l14_read_your_own_trace.pictures import dots, kernels_over_time
@@ -49,6 +48,11 @@ def test_traffic_needs_nodes_of_the_graph_and_few_of_them(graph):
         kernel_traffic(graph, [["nothing"]])
     with pytest.raises(WorkbenchError, match="at most 16 operators"):
         traffic({"many": (graph, [["exp"]] * 17)})
+
+
+def test_operators_are_counted_by_name_and_by_kind(graph):
+    assert census(graph).ops == {"aten.view": 3, "aten.add": 2, "aten.exp": 1, "aten.select": 1, "aten.expand": 1}
+    assert census(graph).kinds == {"view": 5, "pointwise": 3}
 
 
 def test_one_kernel_keeps_what_is_between_its_operators_out_of_memory(graph):

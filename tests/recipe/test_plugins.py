@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from workbench.recipe.contracts import package_contracts
+from workbench.recipe.hooks import HOOKS
 from workbench.recipe.plugins import COMMANDS, load_plugins
 
 ROOT = Path(__file__).parents[2]
@@ -99,8 +100,23 @@ warnings.simplefilter("ignore")
 import workbench
 from workbench.passes.registry import find_pass
 from workbench.recipe.contracts import package_contracts
+from workbench.recipe.hooks import HOOKS
 from workbench.recipe.plugins import COMMANDS
-print(*(find_pass(name).name for name in package_contracts()), *COMMANDS)
+print(*(find_pass(name).name for name in package_contracts()), *COMMANDS, *HOOKS)
+"""
+HOOKED = """
+import warnings
+warnings.simplefilter("ignore")
+import workbench
+from workbench import WorkbenchError, author, fake_world, load_recipe, run
+recipe = load_recipe("llama3_fsdp").override({"mesh.dp_shard": 1})
+for ask in (lambda: run(recipe, checkpoints="c"), lambda: workbench.save_weights,
+            lambda: author(recipe.override({"model.weights": "w"}), world)):
+    try:
+        with fake_world(1) as world:
+            ask()
+    except WorkbenchError as error:
+        print(error)
 """
 BUILT = """
 from workbench import build, fake_world, load_recipe
@@ -116,8 +132,8 @@ def test_a_folder_of_the_lab_takes_nothing_else_with_it(name: str, tmp_path: Pat
     folder = without(tmp_path, (name,))
     left = python("-c", LISTED, path=(folder,)).stdout.split()
     load_plugins()
-    known = {**package_contracts(), **COMMANDS}
-    gone = {what for what, declared in known.items() if declared.code.startswith(f"{LAB[name]}.")}
+    known = {name: declared.code for name, declared in (*package_contracts().items(), *COMMANDS.items())} | HOOKS
+    gone = {what for what, code in known.items() if code.startswith(f"{LAB[name]}.")}
     assert set(left) == set(known) - gone
 
 
@@ -133,3 +149,6 @@ def test_without_the_lab_the_core_lists_its_passes_and_builds_the_tour(tmp_path:
         ("capture=traced", "capture: unknown 'traced' (it comes with workbench.lab.traced_capture, which is not "
                            "installed): one of joint, or a plugin's")):
         assert told in python("-m", "workbench", "run", "tour", "--set", change, path=(folder,), code=2).stderr
+    missing = "this needs the folder workbench/lab/weights, which is missing: install the workbench again"
+    assert python("-c", HOOKED, path=(folder,)).stdout.splitlines() == [
+        f"{asked}: {missing}, or leave this out" for asked in ("checkpoints c", "save_weights", "model.weights 'w'")]

@@ -11,13 +11,13 @@ from workbench import author, capture, load_recipe, partition, run_partitioned, 
 from workbench.checks import order
 from workbench.graph.facts import ChosenOrder
 from workbench.graph.read.cost import device_spec
-from workbench.graph.read.launch_bound import paced
-from workbench.graph.read.node_facts import node_facts
 from workbench.graph.read.nodes import is_compute
 from workbench.graph.read.simulated_run import simulated
 from workbench.graph.read.timeline import costs_of
 from workbench.notebook import draw
+from workbench.notebook.draw.launch_bound import paced
 from workbench.notebook.show import outputs
+from workbench.notebook.views.node_facts import node_facts
 from workbench.notebook.views.timeline import TimelineView
 from workbench.recipe.sections import PassSpec
 

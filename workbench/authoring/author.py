@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from workbench.authoring.authored import Authored
 from workbench.authoring.families import find_family
-from workbench.authoring.layout import Layout
+from workbench.authoring.layout import Layout, Stored
 from workbench.authoring.materialise import (
     Initialise,
     default_initialise,
@@ -22,11 +22,11 @@ from workbench.authoring.materialise import (
     whole_parameter,
 )
 from workbench.authoring.plans import AuthoringError, ParallelPlan, expand_units, matching
-from workbench.authoring.read_weights import Stored, stored_weights
 from workbench.authoring.shardable import require_shardable
 from workbench.authoring.simple_fsdp import Gather, Precision, parametrise
 from workbench.authoring.tensor_parallel import apply_tensor_plan
 from workbench.errors import no_exit
+from workbench.recipe.hooks import hook
 from workbench.torch_api.distributed.simulated import make_per_rank
 from workbench.world.mesh import World, axis_sizes, coordinates
 
@@ -191,6 +191,9 @@ def author(recipe: Recipe, world: World, *, plan: ParallelPlan | None = None) ->
     with torch.device("meta"):  # a user's family builds its module with values
         module = family.make(recipe)
     precision = Precision(getattr(torch, recipe.precision.param), getattr(torch, recipe.precision.reduce))
+    weights = None
+    if recipe.model.weights is not None:
+        weights = hook("weights.read", f"model.weights {recipe.model.weights!r}")(recipe, module)
     authored = author_module(
         module,
         world,
@@ -202,8 +205,10 @@ def author(recipe: Recipe, world: World, *, plan: ParallelPlan | None = None) ->
             world, mesh, sizes["vocab_size"], recipe.data.batch_per_rank, recipe.data.seq_len, recipe.data.seed
         ),
         expert_mesh=world.expert_mesh(spec) if plan.experts and spec.experts_apart else None,
-        weights=stored_weights(recipe, module) if recipe.model.weights is not None else None,
+        weights=weights,
     )
+    if weights is not None:
+        weights.read()
     return replace(authored, recipe=recipe)
 
 

@@ -7,15 +7,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from workbench.authoring.plans import AuthoringError
-from workbench.authoring.read_weights import Stored
 from workbench.torch_api.distributed.dtensor import strided_shard
 from workbench.world.mesh import axis_sizes
+
+
+class Stored(Protocol):
+    """A whole parameter that is not in memory. `clone` gives the part that `narrow` chose, maybe still without values.
+    """
+
+    def narrow(self, dim: int, start: int, length: int) -> Stored: ...
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> Stored: ...
+
+    def clone(self, memory_format: torch.memory_format = torch.contiguous_format) -> torch.Tensor: ...
 
 
 def part_bounds(size: int, parts: int, index: int) -> tuple[int, int]:

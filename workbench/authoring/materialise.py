@@ -12,9 +12,8 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from workbench.authoring.layout import Layout
+from workbench.authoring.layout import Layout, Stored
 from workbench.authoring.plans import AuthoringError
-from workbench.authoring.read_weights import Stored
 from workbench.torch_api.distributed.simulated import is_per_rank, make_per_rank, per_rank_values
 from workbench.world.mesh import World, coordinates
 

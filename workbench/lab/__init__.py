@@ -7,10 +7,12 @@
     chunked_loss           output layer and cross entropy in pieces of the tokens
     float8                 products of linear layers multiply float8
     inside_inductor        what Inductor does below the graph: its passes, kernels, memory; `workbench explain`
+    measured_costs         `estimates = "measured"`: matmuls and attention timed once, kept in a file
     memory_budget          what is saved fits a budget, at the least time; `workbench plan`
     offload_activations    saved tensors on the host between forward and backward
     traced_capture         forward, loss and gradients traced by make_fx, and `compare_captures`
     traces                 what a torch.profiler trace shows of communication; `workbench order`
+    weights                weights of Hugging Face, and checkpoints of training
     whole_step             forward, backward, clipping and AdamW in one graph, and clipping inside its update
 
 A folder joins as any other package does: by an entry point of the group `workbench.plugins` in pyproject.toml, which

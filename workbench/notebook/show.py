@@ -16,7 +16,6 @@ from workbench.errors import WorkbenchError
 from workbench.graph.callables import kernels_of
 from workbench.graph.capture import JointGraph
 from workbench.graph.partition import ForwardBackward
-from workbench.graph.read.placement import Placed
 from workbench.graph.read.simulated_run import StepTimeline
 from workbench.notebook import draw
 from workbench.notebook.draw.mesh import words
@@ -26,6 +25,7 @@ from workbench.notebook.moments.moment import Moment
 from workbench.notebook.moments.page import PageScript
 from workbench.notebook.views import GraphView, KernelView, MemoryView, PassStepper, TimelineView
 from workbench.notebook.views.controls import Controlled
+from workbench.notebook.views.placement import Placed
 from workbench.pipeline.build import Built
 from workbench.pipeline.expert_load import ExpertLoad
 from workbench.pipeline.report import Report

@@ -29,8 +29,7 @@ from typing import Any
 from pydantic import Field, PositiveInt
 from torch.fx import GraphModule
 
-from workbench.graph.read.measured_costs import estimates_of
-from workbench.graph.read.timeline import Costs, costs_of
+from workbench.graph.read.timeline import Costs, costs_of, estimates_of
 from workbench.passes.merged_collectives import launches_saved
 from workbench.passes.registry import register_pass
 from workbench.recipe.contracts import EstimateOptions

@@ -36,9 +36,8 @@ from workbench.graph.facts import facts_of
 from workbench.graph.list_schedule import schedule
 from workbench.graph.read.collectives import exposed_in_node_order
 from workbench.graph.read.cost import Known, device_spec
-from workbench.graph.read.measured_costs import Estimates, estimates_of
 from workbench.graph.read.nodes import is_compute
-from workbench.graph.read.timeline import Costs, costs_of, simulate
+from workbench.graph.read.timeline import Costs, Estimates, costs_of, estimates_of, simulate
 from workbench.passes.effect import Effect
 from workbench.passes.registry import Graphs, register_pass
 from workbench.recipe.contracts import EstimateOptions

@@ -1,7 +1,6 @@
 """The way from a recipe to a report: build, run, train, prove.
 
     build           recipe to compiled step
-    checkpoints     save and resume a training run
     expert_load     tokens that each expert got
     gpu_communication  which events of a GPU's profile communicate
     machine         machine and versions of a figure

@@ -31,7 +31,6 @@ from workbench.pipeline.train import deterministic
 from workbench.recipe.contracts import Stage, check_capture, check_passes, check_step
 from workbench.recipe.recipe import Recipe
 from workbench.recipe.rules import cuda_reasons
-from workbench.torch_api.distributed.nccl import refuse_registered_buffers
 from workbench.torch_api.garbage import uncollected
 from workbench.world.mesh import World
 
@@ -82,8 +81,6 @@ def check_buildable(recipe: Recipe, kind: str) -> None:
                                  "world nccl on a machine with GPUs, or drop the pass")
         if "fsdp" in needs and not recipe.mesh.fsdp:
             raise WorkbenchError(f"pass {name!r} needs FSDP: set mesh.dp_shard to 2 or more, or drop the pass")
-    if "cudagraph" in recipe.pass_names:
-        refuse_registered_buffers()
     # again, since a user's own pass may have been registered after the recipe was read
     problems = check_passes(*lists, free_order=recipe.free_order)
     problems += [message for _, message in check_step(lists[1], recipe.training.step)]

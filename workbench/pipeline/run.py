@@ -19,7 +19,6 @@ from workbench.checks.verdicts import Verdict
 from workbench.errors import WorkbenchError
 from workbench.graph.saving.peak import StepPeak, step_peak
 from workbench.pipeline.build import Built, build
-from workbench.pipeline.checkpoints import check_saving
 from workbench.pipeline.machine import machine, versions
 from workbench.pipeline.measured_run import measured
 from workbench.pipeline.progress import REPORTS, Post, Progress
@@ -32,7 +31,7 @@ from workbench.pipeline.roofline import matmul_ceiling, roofline
 from workbench.pipeline.run_passes import Level, PassRecord
 from workbench.pipeline.step_profile import StepProfile, profile_step
 from workbench.pipeline.text_data import load_text
-from workbench.pipeline.train import Batches, Training, recipe_of, train
+from workbench.pipeline.train import Batches, Training, check_saving, recipe_of, train
 from workbench.recipe.files import write_whole
 from workbench.recipe.recipe import Recipe
 from workbench.torch_api.restoring import restoring_module

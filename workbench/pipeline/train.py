@@ -19,9 +19,9 @@ from workbench.authoring.authored import Authored
 from workbench.authoring.microbatches import accumulate, cut
 from workbench.errors import WorkbenchError
 from workbench.graph.lower import Step
-from workbench.pipeline.checkpoints import Checkpoints, check_saving
 from workbench.pipeline.expert_load import ExpertLoad, balance, routed_layers
 from workbench.pipeline.text_data import load_text
+from workbench.recipe.hooks import hook
 from workbench.recipe.recipe import Recipe
 from workbench.torch_api.determinism import deterministic, norm_of
 from workbench.torch_api.distributed.adamw import ShardedAdamW, scalar_dtype
@@ -197,6 +197,12 @@ def _advance(schedule: LRScheduler) -> None:
         schedule.step()
 
 
+def check_saving(recipe: Recipe, folder: Path | str | None, save_every: int | None) -> None:
+    """Raise WorkbenchError, before any rank starts, where a run cannot save to `folder` or resume from it."""
+    if folder is not None or save_every is not None:
+        hook("weights.check_saving", f"checkpoints {folder}")(recipe, folder, save_every)
+
+
 def train(
     authored: Authored, step: Callable[..., Any] | None = None, *,
     progress: Callable[[int, float], Any] = lambda *_: None,
@@ -223,7 +229,9 @@ def train(
     if isinstance(schedule, ReduceLROnPlateau):
         raise WorkbenchError("train(..., scheduler=ReduceLROnPlateau): it reads a validation loss, and train has none: "
                              "take a scheduler that counts steps")
-    saved = None if folder is None else Checkpoints(folder, authored, optimizer, schedule)
+    saved = None
+    if folder is not None:
+        saved = hook("weights.checkpoints", f"checkpoints {folder}")(folder, authored, optimizer, schedule)
     batches = Batches(authored)
     cuda = world.device.type == "cuda"
     if cuda:
@@ -231,7 +239,7 @@ def train(
     losses, norms, seconds = list[float](), list[float](), list[float]()
     load = ExpertLoad(list(routed_layers(authored.module)))
     with deterministic(spec.deterministic):
-        first = saved.resume() if saved is not None else 0
+        first = 0 if saved is None else saved.resume()
         pending: list[tuple[torch.Tensor, torch.Tensor]] = []
         counts: list[torch.Tensor] = []
         started = time.perf_counter()

@@ -4,6 +4,7 @@
     contracts    PassContract, Options, Stage, Numerics
     edits        change a recipe by dotted key
     files        read users' files, write whole ones
+    hooks        what the core calls by name, and a plugin has
     kinds        kinds of capture and of training step
     listings     recipes and passes as text
     model_sizes  sizes of each family's flavors

@@ -4,17 +4,8 @@ import weakref
 import torch
 from graphs_by_hand import named, two_layer_graph
 
-from workbench.graph.read.nodes import census, kind_of, layer_of, module_path, nodes_from_line, provenance
+from workbench.graph.read.nodes import kind_of, layer_of, module_path, nodes_from_line, provenance
 from workbench.torch_api.module_paths import clean_path
-
-
-def test_counts_by_operator_and_kind(fake4):
-    found = census(two_layer_graph())
-    assert found.ops["_c10d_functional.all_gather_into_tensor"] == 2
-    assert (found.kinds["collective"], found.kinds["wait"], found.kinds["matmul"]) == (2, 2, 2)
-    assert (found.placeholders, found.outputs) == (3, 2)
-    assert sum(found.kinds.values()) == sum(found.ops.values()) == found.nodes - 3 - 1
-    assert "2 _c10d_functional.all_gather_into_tensor" in repr(found)
 
 
 def test_views_and_pointwise_are_told_from_copies(fake4):

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from workbench.errors import WorkbenchError
-from workbench.graph.read.launch_bound import Pace
 from workbench.notebook import draw
+from workbench.notebook.draw.launch_bound import Pace
 
 ON = "simulated on h100, not calibrated, 5 µs a launch"
 SLOW = Pace(ON, 2, 10.0, 4.0, 12.0, ((0.0, 5.0), (5.0, 10.0)), ((5.0, 7.0), (10.0, 12.0)))

@@ -1,4 +1,4 @@
-"""NCCL's setting for CUDA graphs: made before NCCL starts, and missed before anything is built. No GPU is needed."""
+"""NCCL's setting for CUDA graphs: made before NCCL starts, and missed by the pass. No GPU is needed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from torch import nn
 
 from workbench import author_module, capture, load_recipe, partition, run_partitioned
 from workbench.errors import WorkbenchError
-from workbench.pipeline import build as building
 from workbench.pipeline.recipe_ranks import joined
 from workbench.torch_api.distributed.nccl import REGISTER, refuse_registered_buffers
 from workbench.world import worker
@@ -88,20 +87,10 @@ def test_who_needs_no_setting(group, backend, size, value):
 
 
 @pytest.mark.parametrize("value", [None, "1"])
-def test_a_recipe_is_refused_before_it_is_authored(group, monkeypatch, value):
-    group("nccl", 2, value)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(building, "_build", lambda *_: pytest.fail("built"))
-    recipe = load_recipe("llama3_block_bucketing_cudagraph").override({"mesh.dp_shard": 2, "mesh.tp": 1})
-    world = World("nccl", 2, 0, torch.device("cuda", 0))
-    with pytest.raises(WorkbenchError, match=MISSED):
-        building.build(recipe, world)
-
-
-def test_a_pass_that_is_run_by_hand_is_refused_too(group):
+def test_the_pass_refuses_a_process_without_the_setting(group, value):
     world = World("gloo", 1, 0, torch.device("cpu"))
     model = nn.Sequential(nn.Linear(4, 4), nn.Flatten(0), nn.Linear(8, 1))
     pair = partition(capture(author_module(model, world, None, batch=lambda: (torch.ones(2, 4),))))
-    group("nccl", 2, None)
+    group("nccl", 2, value)
     with pytest.raises(WorkbenchError, match=MISSED):
         run_partitioned(pair, ["cudagraph"])

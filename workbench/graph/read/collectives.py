@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 
@@ -59,9 +58,6 @@ class Collective:
     def payload(self) -> int:
         """Bytes of the unsharded side, which bucketing conserves: an all-gather's output, else the input."""
         return self.bytes_out if self.kind == "all_gather" else self.bytes_in
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
     def __str__(self) -> str:
         where = f" in {self.module}" if self.module else ""

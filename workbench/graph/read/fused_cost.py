@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 import networkx as nx
 from torch.fx import GraphModule, Node
 
-from workbench.errors import WorkbenchError
 from workbench.graph.read.composites import ATTENTION, Composite, attention_ms, composites
 from workbench.graph.read.cost import DeviceSpec, device_spec, node_ms
 from workbench.graph.read.kernels import Kernel, Kernels
@@ -117,15 +116,6 @@ def traffic_of(nodes: Collection[Node]) -> KernelTraffic:
         if any(user not in inside for user in _readers(node)):
             writes[node.name] = out
     return KernelTraffic(tuple(nodes), reads, writes, readers)
-
-
-def kernel_traffic(gm: GraphModule, kernels: Iterable[Iterable[str]]) -> list[KernelTraffic]:
-    """The traffic of each kernel, given as the names of its nodes. WorkbenchError for a name that the graph lacks."""
-    known = {node.name: node for node in gm.graph.nodes}
-    wanted = [list(names) for names in kernels]
-    if unknown := [name for names in wanted for name in names if name not in known]:
-        raise WorkbenchError(f"the graph has no node {unknown[0]!r}")
-    return [traffic_of([known[name] for name in names]) for names in wanted]
 
 
 def _readers(node: Node) -> Iterable[Node]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -163,38 +162,6 @@ def nodes_from_line(gm: torch.fx.GraphModule, file: str, line: int) -> list[torc
 def nodes_in_module(gm: torch.fx.GraphModule, path: str) -> list[torch.fx.Node]:
     """The nodes of the module `path` and of its submodules."""
     return [n for n in gm.graph.nodes if (m := module_path(n)) == path or m.startswith(f"{path}.")]
-
-
-@dataclass(frozen=True)
-class Census:
-    """Number of nodes of a graph: in total, and of operators by name, by kind and by innermost module path."""
-
-    nodes: int
-    placeholders: int
-    outputs: int
-    ops: dict[str, int]
-    kinds: dict[str, int]
-    modules: dict[str, int] = field(repr=False)
-
-    def __str__(self) -> str:
-        operators = sum(self.ops.values())
-        lines = [f"{self.nodes} nodes: {self.placeholders} inputs, {self.outputs} outputs, {operators} operators"]
-        lines += ["  " + ", ".join(f"{count} {kind}" for kind, count in self.kinds.items())]
-        lines += [f"  {count:6d} {op}" for op, count in self.ops.items()]
-        return "\n".join(lines)
-
-    __repr__ = __str__
-
-
-def census(gm: torch.fx.GraphModule) -> Census:
-    """Count a graph's nodes by operator, kind and module path, most frequent first."""
-    calls = [n for n in gm.graph.nodes if n.op == "call_function"]
-    return Census(
-        len(gm.graph.nodes), len(gm.graph.find_nodes(op="placeholder")), len(output_values(gm)),
-        dict(Counter(op_name(n.target) for n in calls).most_common()),
-        dict(Counter(map(kind_of, calls)).most_common()),
-        dict(Counter(map(module_path, calls)).most_common()),
-    )
 
 
 def described(value: Any) -> str:

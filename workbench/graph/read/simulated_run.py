@@ -138,17 +138,6 @@ def simulated(graphs: GraphModule | Mapping[str, GraphModule], device: str | Dev
     return StepTimeline(f"simulated on {spec.name}, {spec.trust}{how}", tuple(spans), max(start, cpu), compute)
 
 
-def simulated_as_run(graphs: GraphModule | Mapping[str, GraphModule], device: str | DeviceSpec, *, compiled: bool,
-                     replayed: bool | None) -> StepTimeline:
-    """`simulated`, charged as the graphs run: fused kernels where they are `compiled`, and the CPU's launches.
-
-    The launches are as measured of the device; none are charged on a device without, or where `replayed` is None: not
-    known.
-    """
-    launch, view = (0.0, 0.0) if replayed is None else device_spec(device).launching_us(compiled=compiled)
-    return simulated(graphs, device, fused=compiled, launch_us=launch, view_us=view, replayed=bool(replayed))
-
-
 def _launched(costs: Costs, launch: float, view: float, cpu: float, replayed: bool) -> tuple[dict[Node, float], float]:
     """When the CPU has launched each node, and when it has launched all, from `cpu` on; in milliseconds."""
     launches, found = set(launches_of(costs, replayed)), dict[Node, float]()

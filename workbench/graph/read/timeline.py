@@ -11,6 +11,9 @@ from workbench.graph.read.collectives import Collective, list_collectives, list_
 from workbench.graph.read.cost import DEVICES, DeviceSpec, Known, collective_ms, device_spec
 from workbench.graph.read.fused_cost import fused_ms, separate_ms
 from workbench.graph.read.nodes import is_compute
+from workbench.recipe.contracts import EstimateOptions
+from workbench.recipe.hooks import hook
+from workbench.torch_api.devices.timing import signature
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,23 @@ class Costs:
     group: dict[Node, str]
     waits: dict[Node, Node]
     spec: DeviceSpec = DEVICES["h100"]
+
+
+@dataclass(frozen=True)
+class Estimates:
+    """times: milliseconds by operator signature, equal on every rank; None for a node that was not measured."""
+
+    times: dict[str, float]
+
+    def __call__(self, node: Node) -> float | None:
+        return self.times.get(signature(node)) if is_compute(node) else None
+
+
+def estimates_of(gm: GraphModule, options: EstimateOptions) -> Estimates:
+    """Measured times where a pass's options ask for them, else none: then the device's figures decide."""
+    if options.estimates != "measured":
+        return Estimates({})
+    return Estimates(hook("measured_costs.measure", 'estimates = "measured"')(gm, options.estimates_file))
 
 
 def costs_of(gm: GraphModule, device: str | DeviceSpec, known: Known = lambda _: None,

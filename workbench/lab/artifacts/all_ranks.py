@@ -26,7 +26,6 @@ from workbench.lab.artifacts import program as programs
 from workbench.lab.artifacts.folder import Backend, Manifest, made_of, new_folder, read_manifest, require_same
 from workbench.lab.artifacts.program import digests, load_step, lower, name_groups, read_program
 from workbench.pipeline.build import check_buildable, refuse_no_effect
-from workbench.pipeline.checkpoints import check_saving
 from workbench.pipeline.machine import gpus
 from workbench.pipeline.progress import Post, Progress, Teller, telling
 from workbench.pipeline.recipe_ranks import on_ranks, refuse_nccl
@@ -35,7 +34,7 @@ from workbench.pipeline.report_data import Peak
 from workbench.pipeline.roofline import matmul_ceiling
 from workbench.pipeline.run import RankResult, pass_row, report_of
 from workbench.pipeline.stages import Split, before_lowering
-from workbench.pipeline.train import deterministic, train
+from workbench.pipeline.train import check_saving, deterministic, train
 from workbench.recipe.files import writable
 from workbench.recipe.recipe import Recipe, diff_recipes, parse_recipe
 from workbench.recipe.wording import counted, json_text

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from workbench.graph.facts import facts_of
 from workbench.graph.read.cost import device_spec
-from workbench.graph.read.measured_costs import Estimates, estimates_of
+from workbench.graph.read.timeline import Estimates, estimates_of
 from workbench.graph.saving.choose import choose, fix
 from workbench.graph.saving.partitioner import torch_cut
 from workbench.graph.saving.plan import MemoryPlan

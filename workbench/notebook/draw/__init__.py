@@ -2,23 +2,24 @@
 
 Pictures that one lesson alone calls lie in its folder.
 
-    colors       the colours of all pictures
-    dataflow     a small graph as boxes and arrows
-    difference   figures before and after a change
-    expert_load  tokens for each expert, step by step
-    graphs       a graph, saved tensors
-    kernels      kernels by number, and inputs of replays
-    memory       live bytes and the peak
-    mesh         the slice of a tensor on each rank
-    picture      Picture and Table
-    pipeline     the passes and what each proved
-    rank_values  a cell's result on each rank
-    runs         curves of several runs
-    slots        slots, and the tokens in them
-    stacked      bars of milliseconds by kind
-    step         the changes of one pass to a graph
-    timeline     compute and communication over time; CPU launches above device work
-    verdicts     a table of verdicts
+    colors        the colours of all pictures
+    dataflow      a small graph as boxes and arrows
+    difference    figures before and after a change
+    expert_load   tokens for each expert, step by step
+    graphs        a graph, saved tensors
+    kernels       kernels by number, and inputs of replays
+    launch_bound  does the CPU or the device set the pace
+    memory        live bytes and the peak
+    mesh          the slice of a tensor on each rank
+    picture       Picture and Table
+    pipeline      the passes and what each proved
+    rank_values   a cell's result on each rank
+    runs          curves of several runs
+    slots         slots, and the tokens in them
+    stacked       bars of milliseconds by kind
+    step          the changes of one pass to a graph
+    timeline      compute and communication over time; CPU launches above device work
+    verdicts      a table of verdicts
 """
 
 from workbench.notebook.draw.dataflow import dataflow

@@ -14,11 +14,11 @@ from workbench.checks.record import PassRecord
 from workbench.errors import WorkbenchError
 from workbench.graph.facts import Known
 from workbench.graph.partition import ForwardBackward
-from workbench.graph.read.cost import DeviceSpec
-from workbench.graph.read.launch_bound import Pace
-from workbench.graph.read.simulated_run import BEHIND_OTHERS, COMPUTE, HIDDEN, StepTimeline, simulated, simulated_as_run
+from workbench.graph.read.cost import DeviceSpec, device_spec
+from workbench.graph.read.simulated_run import BEHIND_OTHERS, COMPUTE, HIDDEN, StepTimeline, simulated
 from workbench.notebook.draw.colors import BLUE, GREEN, GREY, INK, ORANGE, PAPER, PINK, RED, SKY, YELLOW
 from workbench.notebook.draw.graphs import by_title
+from workbench.notebook.draw.launch_bound import Pace
 from workbench.notebook.draw.picture import Picture, finish, panels
 from workbench.pipeline.gpu_communication import union
 from workbench.recipe.contracts import Stage
@@ -34,6 +34,17 @@ _WAITS: dict[str, Any] = {"facecolor": "#fbe3d4", "edgecolor": RED, "hatch": "//
 COUNTABLE = 60  # launches that are drawn one by one, with white edges; more of them are one bar
 What = (GraphModule | ForwardBackward | PassRecord | StepTimeline | Sequence[StepTimeline]
         | Mapping[str, GraphModule] | Mapping[str, StepTimeline])
+
+
+def simulated_as_run(graphs: GraphModule | Mapping[str, GraphModule], device: str | DeviceSpec, *, compiled: bool,
+                     replayed: bool | None) -> StepTimeline:
+    """`simulated`, charged as the graphs run: fused kernels where they are `compiled`, and the CPU's launches.
+
+    The launches are as measured of the device; none are charged on a device without, or where `replayed` is None: not
+    known.
+    """
+    launch, view = (0.0, 0.0) if replayed is None else device_spec(device).launching_us(compiled=compiled)
+    return simulated(graphs, device, fused=compiled, launch_us=launch, view_us=view, replayed=bool(replayed))
 
 
 def runs_of(what: What, device: str | DeviceSpec = "h100", known: Known | None = None) -> dict[str, StepTimeline]:

@@ -9,6 +9,8 @@ a few lines, and they ask the kernel for their contents.
     graph_tree  a graph as a tree of modules
     kernels     generated code beside its nodes
     memory      live bytes, to zoom into
+    node_facts  all that a graph knows of one node
+    placement   placements that a graph implies
     stepper     a slider over the passes
     timeline    a step over time, to zoom into
     view        the base of the views that ask the kernel

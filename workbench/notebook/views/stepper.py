@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,14 +13,20 @@ from torch.fx import GraphModule
 
 from workbench.checks.record import PassRecord
 from workbench.errors import WorkbenchError
-from workbench.graph.read.nodes import census
-from workbench.graph.read.placement import Placed
 from workbench.notebook.draw.step import with_axes
 from workbench.notebook.views.graph import GraphView
 from workbench.notebook.views.graph_tree import GraphTree
+from workbench.notebook.views.placement import Placed
+from workbench.torch_api.ops import op_name
 
 HUNKS = 40
 ROWS = 10
+
+
+def _operators(gm: GraphModule) -> Counter[str]:
+    """How often each operator is in a graph, most frequent first."""
+    names = Counter(op_name(n.target) for n in gm.graph.nodes if n.op == "call_function")
+    return Counter(dict(names.most_common()))
 
 
 class PassStepper(GraphView):
@@ -94,14 +101,12 @@ class PassStepper(GraphView):
         if not isinstance(before, GraphModule) or not isinstance(after, GraphModule):
             return {"summary": f"{record.name} leaves a callable and no graph: here is the graph that it took",
                     "rows": []}
-        old, new = census(before), census(after)
-        changed = {op: (old.ops.get(op, 0), new.ops.get(op, 0)) for op in old.ops | new.ops
-                   if old.ops.get(op, 0) != new.ops.get(op, 0)}
+        old, new = _operators(before), _operators(after)
+        changed = {op: (old[op], new[op]) for op in old | new if old[op] != new[op]}
         rows = sorted(changed.items(), key=lambda item: -abs(item[1][1] - item[1][0]))[:ROWS]
         tags = len(record.tagged()[which])
         said = record.diffs()[which].summary + (f", {tags:,} tagged for the partitioner" if tags else "")
-        count, after_it = sum(old.ops.values()), sum(new.ops.values())
-        return {"summary": f"{count:,} operators before, {after_it:,} after: {said}",
+        return {"summary": f"{old.total():,} operators before, {new.total():,} after: {said}",
                 "rows": [(op, str(a), str(b)) for op, (a, b) in rows]}
 
     def on_hunks(self, step: int, part: str, context: NonNegativeInt) -> dict[str, Any]:

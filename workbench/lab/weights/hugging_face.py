@@ -35,7 +35,7 @@ FAMILIES = tuple(_SIZES)
 
 
 @dataclass(frozen=True)
-class Named:
+class Place:
     """Where one of our tensors lies in their files. names: one, or one for each expert of a stack.
 
     order: row i of ours is row order[i] of theirs; None keeps the order.
@@ -46,20 +46,20 @@ class Named:
     order: tuple[int, ...] | None = None
 
 
-def their_place(name: str, shape: torch.Size, sizes: Mapping[str, Any]) -> Named:
+def place_of(name: str, shape: torch.Size, sizes: Mapping[str, Any]) -> Place:
     """Where our tensor `name` of this shape lies in a model of these sizes."""
     path, _, kind = name.rpartition(".")
     if path in _TOP:
-        return Named((f"{_TOP[path]}.{kind}",))
+        return Place((f"{_TOP[path]}.{kind}",))
     _, index, rest = path.split(".", 2)
     layer = f"model.layers.{index}"
     if rest == "moe.experts":
-        each = (f"{layer}.mlp.experts.{i}.{_FEED_FORWARD[kind]}.weight" for i in range(shape[0]))
-        return Named(tuple(each), stacked=True)
+        names = (f"{layer}.mlp.experts.{i}.{_FEED_FORWARD[kind]}.weight" for i in range(shape[0]))
+        return Place(tuple(names), stacked=True)
     if rest == "moe.router":
-        return Named((f"{layer}.mlp.gate.e_score_correction_{kind}",))
+        return Place((f"{layer}.mlp.gate.e_score_correction_{kind}",))
     theirs = _BLOCK[rest] if rest != "attention.wq" or not sizes.get("q_lora_rank") else "self_attn.q_b_proj"
-    return Named((f"{layer}.{theirs}.{kind}",), order=_order(rest, shape, sizes))
+    return Place((f"{layer}.{theirs}.{kind}",), order=_order(rest, shape, sizes))
 
 
 def _order(path: str, shape: torch.Size, sizes: Mapping[str, Any]) -> tuple[int, ...] | None:
@@ -72,15 +72,15 @@ def _order(path: str, shape: torch.Size, sizes: Mapping[str, Any]) -> tuple[int,
     return tuple(start + i for start in range(0, shape[0], kept + turned) for i in head)
 
 
-def their_config(family: str, sizes: Mapping[str, Any]) -> dict[str, Any]:
+def config_of(family: str, sizes: Mapping[str, Any]) -> dict[str, Any]:
     """The config.json of a model of these sizes."""
-    found = {theirs: sizes[ours] for theirs, ours in _SIZES[family].items()}
-    found |= {"max_position_embeddings": sizes["max_seq_len"], "hidden_act": "silu", "tie_word_embeddings": False}
+    config = {theirs: sizes[ours] for theirs, ours in _SIZES[family].items()}
+    config |= {"max_position_embeddings": sizes["max_seq_len"], "hidden_act": "silu", "tie_word_embeddings": False}
     if family == "llama3":
-        return {"architectures": ["LlamaForCausalLM"], "model_type": "llama", **found}
-    found |= {"q_lora_rank": sizes["q_lora_rank"] or None, "num_key_value_heads": sizes["n_heads"],
+        return {"architectures": ["LlamaForCausalLM"], "model_type": "llama", **config}
+    config |= {"q_lora_rank": sizes["q_lora_rank"] or None, "num_key_value_heads": sizes["n_heads"],
               "rope_interleave": True}
-    return {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", **found}
+    return {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", **config}
 
 
 def misfit(family: str, sizes: Mapping[str, Any], config: Mapping[str, Any]) -> str:

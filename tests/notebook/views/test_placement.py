@@ -7,7 +7,14 @@ import torch
 from graphs_by_hand import C10D, DIM, gather, group_name, shards, trace
 
 from workbench.graph.facts import GraphFacts, set_facts
-from workbench.graph.read.placement import CUT, WHOLE, placement_of
+from workbench.notebook.views.placement import CUT, WHOLE, placement_of
+from workbench.world.fake import fake_world
+
+
+@pytest.fixture
+def fake4():
+    with fake_world(4) as world:  # which ends before the tour is built
+        yield world
 
 
 @pytest.fixture(scope="module")

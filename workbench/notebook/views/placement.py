@@ -38,10 +38,10 @@ def placement_of(node: Node, parameter: Placed | None = None) -> str:
         name = parameter_of(node)
         if name and parameter and (placed := parameter(name)):
             return placed
-    found = {**_entering(node), **_leaving(node)}
-    says = [f"{axis}: {what}" for axis, what in found.items()]
+    placed_over = {**_entering(node), **_leaving(node)}
+    says = [f"{axis}: {what}" for axis, what in placed_over.items()]
     axes = _axes(node)
-    rest = [axis for axis in axes if axis not in found]
+    rest = [axis for axis in axes if axis not in placed_over]
     if says and rest:
         says.append(f"{', '.join(rest)}: unknown, no collective beside it says")
     if not says:
@@ -52,13 +52,13 @@ def placement_of(node: Node, parameter: Placed | None = None) -> str:
 
 def gradients_of(node: Node) -> list[str]:
     """The parameters whose gradient this node is, by the descriptors of the outputs."""
-    found = []
+    names = []
     for user in node.users:
         if user.op == "output" and isinstance(values := user.args[0], list | tuple):
             descriptors = user.meta.get("desc") or [None] * len(values)
-            found += [name for value, desc in zip(values, descriptors, strict=True)
+            names += [name for value, desc in zip(values, descriptors, strict=True)
                       if value is node and (name := gradient_of(desc))]
-    return found
+    return names
 
 
 def _why(node: Node, meshed: bool) -> str:
@@ -114,16 +114,16 @@ def _leaving(node: Node) -> dict[str, str]:
 
 def _entering(node: Node) -> dict[str, str]:
     """By axis, the placement that the collectives reading this value require."""
-    found: dict[str, str] = {}
+    placed_over: dict[str, str] = {}
     for user in node.users:
         if user.op != "call_function":
             continue
         if kind := collective_kind(user.target):
             if kind != "broadcast":  # which tells nothing of the other ranks' values
                 reduced = f"partial, to be reduced by {argument(user, 'reduce_op')}"
-                found.setdefault(_axis(user), _BEFORE.get(kind, reduced))
+                placed_over.setdefault(_axis(user), _BEFORE.get(kind, reduced))
         elif kind_of(user) in _CARRIES or isinstance(user.meta.get("val"), list | tuple):
             for axis, what in _entering(user).items():
                 if what != CUT or not aliased_inputs(user) or not _may_pick(user, axis):
-                    found.setdefault(axis, what)
-    return found
+                    placed_over.setdefault(axis, what)
+    return placed_over

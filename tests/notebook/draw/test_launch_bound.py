@@ -8,9 +8,9 @@ from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from workbench.errors import WorkbenchError
-from workbench.graph.read.launch_bound import paced
 from workbench.graph.read.replay import count_launches
 from workbench.graph.read.simulated_run import simulated
+from workbench.notebook.draw.launch_bound import paced
 from workbench.torch_api.devices.profile import device_spec
 
 

@@ -61,12 +61,12 @@ def redistribution(tensor: DTensor, placements: Sequence[Placement]) -> list[Mov
     world: contextlib.AbstractContextManager[World | None] = (
         contextlib.nullcontext() if dist.is_initialized() else fake_world(mesh.size()))
     with no_warnings(), world as opened:
-        own = mesh if opened is None else opened.mesh_of(sizes)
-        assert own is not None
+        fake_mesh = mesh if opened is None else opened.mesh_of(sizes)
+        assert fake_mesh is not None
         with new_fake_mode(), CollectiveLog() as log:
             local = torch.empty(shape, dtype=tensor.dtype)
-            start = DTensor.from_local(local, own, tensor.placements, run_check=False, shape=tensor.shape,
+            start = DTensor.from_local(local, fake_mesh, tensor.placements, run_check=False, shape=tensor.shape,
                                        stride=tensor.stride())
             start.redistribute(placements=list(placements))
-        names = {own.get_group(i).group_name: axis for i, axis in enumerate(axes)}
-    return [Move(kind, names.get(group, group), given, got) for kind, group, given, got in log.seen]
+        names = {fake_mesh.get_group(i).group_name: axis for i, axis in enumerate(axes)}
+    return [Move(kind, names.get(group, group), sent, received) for kind, group, sent, received in log.seen]

@@ -10,13 +10,13 @@ from on_ranks import FSDP_TP, small
 
 from workbench import author, build, capture, fake_world, partition, run_partitioned
 from workbench.errors import WorkbenchError
-from workbench.graph.read import measured_costs
-from workbench.graph.read.measured_costs import Estimates, estimates_of, measure
 from workbench.graph.read.nodes import is_compute
-from workbench.graph.read.timeline import costs_of
+from workbench.graph.read.timeline import Estimates, costs_of, estimates_of
+from workbench.lab.measured_costs.measure import measure
 from workbench.passes import autobucketing_reordering as bucketing
 from workbench.passes.autobucketing_reordering import AutobucketingOptions
 from workbench.recipe.sections import PassSpec
+from workbench.torch_api.devices.timing import signature
 from workbench.world.mesh import current_world
 
 pytestmark = pytest.mark.integration
@@ -29,7 +29,7 @@ def graph():
 
 
 def times(path):
-    return measure(graph(), path).times
+    return measure(graph(), path)
 
 
 @pytest.mark.ranks
@@ -89,7 +89,7 @@ def test_what_is_known_takes_the_place_of_what_is_estimated():
         gm = capture(author(small(FSDP_TP), world)).graph
         plain = costs_of(gm, "h100")
         one = next(n for n in gm.graph.nodes if "mm" in n.name and n.op == "call_function")
-        known = Estimates({measured_costs.signature(one): 123.0})
+        known = Estimates({signature(one): 123.0})
         assert costs_of(gm, "h100", known).compute[one] == 123.0 > plain.compute[one]
 
 

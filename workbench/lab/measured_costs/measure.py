@@ -1,4 +1,4 @@
-"""Measured estimates: rank 0 times each matmul and attention once for all ranks, and keeps the times in a file."""
+"""Measured milliseconds by operator signature: rank 0 times each operator for all ranks, and keeps them in a file."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
 
 from workbench.errors import WorkbenchError
 from workbench.graph.read.nodes import is_compute
-from workbench.recipe.contracts import EstimateOptions
 from workbench.recipe.files import json_of, reading, write_whole
 from workbench.torch_api.devices.timing import measured_ms, signature
 from workbench.torch_api.ops import multiplies, world_kind
@@ -20,22 +19,7 @@ from workbench.torch_api.ops import multiplies, world_kind
 FORMAT_VERSION = 1
 
 
-class Estimates:
-    """Milliseconds by operator signature, equal on every rank; None for a node that was not measured."""
-
-    def __init__(self, times: dict[str, float]):
-        self.times = times
-
-    def __call__(self, node: Node) -> float | None:
-        return self.times.get(signature(node)) if is_compute(node) else None
-
-
-def estimates_of(gm: GraphModule, options: EstimateOptions) -> Estimates:
-    """Measured times where a pass's options ask for them, else none: then the device's figures decide."""
-    return measure(gm, options.estimates_file) if options.estimates == "measured" else Estimates({})
-
-
-def measure(gm: GraphModule, path: str = "") -> Estimates:
+def measure(gm: GraphModule, path: str = "") -> dict[str, float]:
     """Time each distinct matmul and attention of the graph on rank 0. Every rank calls this and gets rank 0's times.
 
     path: a JSON file that keeps the times; those that it holds already are not measured again.
@@ -52,10 +36,10 @@ def measure(gm: GraphModule, path: str = "") -> Estimates:
         except Exception as error:  # the other ranks wait for the result
             shared[0] = str(error) if isinstance(error, WorkbenchError) else f"{type(error).__name__}: {error}"
     dist.broadcast_object_list(shared, src=0)
-    found = shared[0]
-    if not isinstance(found, dict):
-        raise WorkbenchError(f"estimates cannot be measured: {found}" if found else "estimates: rank 0 sent none")
-    return Estimates(found)
+    times = shared[0]
+    if not isinstance(times, dict):
+        raise WorkbenchError(f"estimates cannot be measured: {times}" if times else "estimates: rank 0 sent none")
+    return times
 
 
 def _measured(gm: GraphModule, path: str) -> dict[str, float]:
@@ -79,8 +63,8 @@ def _kept(path: Path, here: dict[str, str]) -> dict[str, float]:
         times = {str(name): float(ms) for name, ms in data["milliseconds"].items()}
         if not all(0 <= ms < math.inf for ms in times.values()):
             raise ValueError("a time must be 0 or more")
-        version, made = data["format_version"], {key: str(data[key]) for key in here}
-    if made != here or version != FORMAT_VERSION:
-        raise WorkbenchError(f"{path}: estimates of torch {made['torch']} on {made['device']}, and this is torch "
+        version, there = data["format_version"], {key: str(data[key]) for key in here}
+    if there != here or version != FORMAT_VERSION:
+        raise WorkbenchError(f"{path}: estimates of torch {there['torch']} on {there['device']}, and this is torch "
                              f"{here['torch']} on {here['device']}: remove it, or name another file")
     return times

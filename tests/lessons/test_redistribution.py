@@ -7,8 +7,8 @@ import torch
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from workbench.errors import WorkbenchError
-from workbench.graph.read.redistribution import Move, redistribution
 from workbench.world.fake import fake_world
+from workbench_lessons.l01_author_with_dtensor.redistribution import Move, redistribution
 
 
 def tensor(placements, sizes=None):
@@ -45,9 +45,10 @@ def test_two_axes_are_gathered_one_after_the_other():
     assert str(redistribution(both, [Replicate(), Shard(1)])[0]) == "all-gather over dp_shard, 128 B in, 256 B out"
 
 
-def test_in_an_open_world_its_own_mesh_serves(fake4):
-    own = DTensor.from_local(torch.empty(4, 8), fake4.mesh_of({"tp": 4}), [Shard(0)], run_check=False)
-    assert redistribution(own, [Replicate()]) == [Move("all_gather", "tp", 128, 512)]
+def test_in_an_open_world_its_own_mesh_serves():
+    with fake_world(4) as world:
+        sharded = DTensor.from_local(torch.empty(4, 8), world.mesh_of({"tp": 4}), [Shard(0)], run_check=False)
+        assert redistribution(sharded, [Replicate()]) == [Move("all_gather", "tp", 128, 512)]
 
 
 def test_one_placement_for_each_axis():

@@ -48,10 +48,10 @@ class Pace:
 
     def __str__(self) -> str:
         if self.before_us:
-            own = sum(end - max(begin, self.before_us) for begin, end in self.worked if end > self.before_us)
+            work = sum(end - max(begin, self.before_us) for begin, end in self.worked if end > self.before_us)
             left = self.step_us - self.before_us
             return (f"{counted(self.launches, 'launch')}, CPU {self.cpu_us / 1e3:.2f} ms; behind the work before it "
-                    f"the {self.what} takes {left / 1e3:.2f} ms, the device waits {(left - own) / 1e3:.2f} ms of it")
+                    f"the {self.what} takes {left / 1e3:.2f} ms, the device waits {(left - work) / 1e3:.2f} ms of it")
         return (f"{counted(self.launches, 'launch')}, CPU {self.cpu_us:,.0f} µs, device {self.gpu_us:,.0f} µs of work; "
                 f"step {self.step_us:,.0f} µs, device busy {self.busy:.0%}: bound by {self.bound}")
 

@@ -1,0 +1,299 @@
+"""Checkpoints: a resumed run is bitwise the run that was not interrupted, and nothing that goes wrong loses one."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import sys
+
+import cloudpickle
+import numpy
+import pytest
+import torch
+from full_disk import files_of_at_most
+from on_ranks import small
+from torch.optim.lr_scheduler import ExponentialLR, LinearLR, ReduceLROnPlateau, SequentialLR
+
+from workbench.authoring.author import author
+from workbench.cli import main
+from workbench.errors import WorkbenchError
+from workbench.lab.weights import checkpoints
+from workbench.lab.weights.checkpoints import ABOUT, SAVING, Checkpoints
+from workbench.pipeline import train as training
+from workbench.pipeline.build import build
+from workbench.pipeline.run import run
+from workbench.torch_api import determinism
+from workbench.world.mesh import World, current_world
+from workbench.world.ranks import RankError, ranks
+
+pytestmark = pytest.mark.integration
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+ALONE = World("gloo", 1, 0, torch.device("cpu"))
+SET_SCHEDULE = Checkpoints._set_schedule
+
+
+def scheduled(optimizer):
+    """A warm-up, then a decay whose factor depends on the rate before: only a saved state can go on with it."""
+    return SequentialLR(optimizer, [LinearLR(optimizer, 0.25, total_iters=2), ExponentialLR(optimizer, 0.5)], [2])
+
+
+def go_on(recipe, kind, steps, folder=None, save_every=None, world=None, scheduler=None):
+    """Train up to `steps`, "eager" or "whole", with dice thrown on each step.
+
+    (first step, losses, learning rates, dice, everything left on this rank)
+    """
+    recipe = recipe.override({"training.steps": steps, "training.step": "whole" if kind == "whole" else "pair"})
+    world = world or current_world()
+    built = build(recipe, world) if kind == "whole" else None
+    authored = built.authored if built else author(recipe, world)
+    optimizers, rates, dice = [built.step.optimizer] if built else [], [], []
+    make = training.optimizer_of
+    training.optimizer_of = lambda authored: optimizers.append(make(authored)) or optimizers[-1]
+
+    def throw(step, loss):
+        rates.append([float(group["lr"]) for group in optimizers[0].param_groups])
+        dice.append((random.random(), float(numpy.random.normal()), float(torch.rand(()))))
+
+    try:
+        seen = training.train(authored, built and built.step, folder=folder, save_every=save_every, progress=throw,
+                              scheduler=scheduler)
+    finally:
+        training.optimizer_of = make
+    return seen.first_step, seen.losses, rates, dice, left(authored.module, optimizers[0])
+
+
+def left(module, optimizer, whole=False):
+    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    for name, parameter in module.named_parameters():
+        tensors |= {f"{key} of {name}": value for key, value in optimizer.state[parameter].items()}
+    tensors = {name: (v.full_tensor() if whole and hasattr(v, "full_tensor") else getattr(v, "_local_tensor", v))
+               for name, v in tensors.items()}
+    return {name: value.detach().clone() for name, value in tensors.items()} | {"random": torch.get_rng_state()}
+
+
+def seed(number):
+    for start in (numpy.random.seed, random.seed, torch.manual_seed):
+        start(number)
+
+
+def interrupted(recipe, first, then, folder, scheduler=scheduled):
+    """(what differs from the run without an interruption, its learning rates, where the second run began)."""
+    seed(current_world().rank)
+    _, *wanted, state = go_on(recipe, "eager", 5, scheduler=scheduler)
+    seed(current_world().rank)
+    go_on(recipe, first, 3, folder, scheduler=scheduler)
+    seed(99)
+    began, *resumed, found = go_on(recipe, then, 5, folder, scheduler=scheduler)
+    odd = [name for name, value in state.items() if not torch.equal(value, found[name])]
+    odd += [what for what, one, other in zip(("losses", "rates", "dice"), wanted, resumed, strict=True)
+            if one[3:] != other]
+    return odd, [rate[0] for rate in wanted[1]], began
+
+
+@pytest.mark.parametrize(("first", "then"), [
+    ("whole", "whole"), *(pytest.param(*case, marks=pytest.mark.nightly) for case in (
+        ("eager", "whole"), ("whole", "eager"), ("eager", "eager")))])
+def test_a_resumed_run_is_bitwise_the_one_without_an_interruption(pool2, tmp_path, first, then):
+    for odd, rates, began in pool2.run(interrupted, small({"dp_shard": 2}), first, then, tmp_path):
+        assert odd == [] and began == 3
+        assert rates == pytest.approx([0.625e-3, 1e-3, 0.5e-3, 0.25e-3, 0.125e-3])
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["step_00000003", "step_00000005"]
+
+
+def forgets(recipe, folder, what):
+    """The same, where a checkpoint forgets something."""
+    if what == "numpy":
+        checkpoints.random_state = lambda: determinism.random_state() | {"numpy": None}
+    else:
+        Checkpoints._set_schedule = lambda self, place, saved: None
+    try:
+        return interrupted(recipe, "eager", "eager", folder)[0]
+    finally:
+        checkpoints.random_state, Checkpoints._set_schedule = determinism.random_state, SET_SCHEDULE
+
+
+@pytest.mark.parametrize(("what", "odd"), [("numpy", "dice"), ("schedule", "rates")])
+def test_the_test_above_sees_what_a_checkpoint_forgets(pool2, tmp_path, what, odd):
+    found = pool2.run(forgets, small({"dp_shard": 2}), tmp_path, what)[0]
+    assert odd in found and ("losses" in found or what == "numpy")
+
+
+def saved_whole(recipe, folder):
+    built = build(recipe.override({"training.step": "whole", "training.steps": 2}), current_world())
+    training.train(built.authored, built.step, folder=folder)
+    return left(built.authored.module, built.step.optimizer, whole=True)
+
+
+def loaded_whole(recipe, folder, world=None):
+    authored = author(recipe, world or current_world())
+    optimizer = training.optimizer_of(authored)
+    assert Checkpoints(folder, authored, optimizer).resume() == 2
+    return left(authored.module, optimizer, whole=True)
+
+
+def same(one, other):
+    names = one.keys() - {"random"}
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in names)
+
+
+def test_another_mesh_reads_the_same_tensors(pool2, tmp_path):
+    saved = pool2.run(saved_whole, small({"tp": 2}), tmp_path)[0]
+    assert same(saved, pool2.run(loaded_whole, small({"dp_shard": 2}), tmp_path)[1])
+    assert same(saved, loaded_whole(small({}), tmp_path, ALONE))
+
+
+@pytest.mark.nightly
+def test_four_ranks_and_two_read_each_other_s(pool4, pool2, tmp_path):
+    saved = pool4.run(saved_whole, small({"dp_shard": 2, "tp": 2}), tmp_path)[0]
+    assert same(saved, pool2.run(loaded_whole, small({"tp": 2}), tmp_path)[0])
+
+
+def killed(recipe, folder):
+    """Training whose second checkpoint never ends: rank 1 is killed in the middle of a write."""
+    from torch.distributed.checkpoint import filesystem
+
+    writes, write, save = [], filesystem._write_item, Checkpoints.save
+
+    def killing(*args, **keywords):
+        writes.append(1)
+        if len(writes) == 4 and (folder / "step_00000002").exists() and current_world().rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return write(*args, **keywords)
+
+    def counting(self, steps):
+        writes.clear()
+        return save(self, steps)
+
+    filesystem._write_item, Checkpoints.save = killing, counting
+    return go_on(recipe, "eager", 4, folder, 2)
+
+
+@pytest.mark.ranks
+def test_kill_in_the_middle_of_a_save_loses_no_earlier_checkpoint(tmp_path):
+    recipe = small({"dp_shard": 2})
+    with ranks(2, backend="gloo", timeout=120, echo="none") as pool:
+        with pytest.raises(RankError):
+            pool.run(killed, recipe, tmp_path)
+        names = {p.name for p in tmp_path.iterdir()} - {SAVING}  # which the other rank removes if it still runs
+        assert names == {"step_00000002"}
+        assert [answer[0] for answer in pool.run(go_on, recipe, "eager", 3, tmp_path)] == [2, 2]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["step_00000002", "step_00000003"]
+
+
+@pytest.fixture(scope="module")
+def run_of_two_steps(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    go_on(small({}), "eager", 2, folder, 1, world=ALONE)
+    return folder
+
+
+@pytest.fixture
+def trained(run_of_two_steps, tmp_path):
+    """A folder with checkpoints after 1 and 2 steps of one rank."""
+    return shutil.copytree(run_of_two_steps, tmp_path / "trained")
+
+
+def message(folder, scheduler=None, **changes):
+    with pytest.raises(WorkbenchError) as error:
+        go_on(small({}).override(changes), "eager", 3, folder, world=ALONE, scheduler=scheduler)
+    return str(error.value)
+
+
+DELETE = "delete this folder, and training resumes from the checkpoint before"
+
+
+def test_a_truncated_checkpoint_is_named_and_the_one_before_still_loads(trained):
+    place = trained / "step_00000002"
+    file = next(place.glob("*.distcp"))
+    size = file.stat().st_size
+    os.truncate(file, size - 7)
+    assert message(trained) == (
+        f"checkpoint {place}: {file.name} has {size - 7:,} bytes, and {size:,} were written: {DELETE}")
+    shutil.rmtree(place)
+    assert go_on(small({}), "eager", 3, trained, world=ALONE)[0] == 1
+
+
+def blank(file):
+    file.write_bytes(b"\0" * file.stat().st_size)
+
+
+def other_format(file):
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"format": 9}))
+
+
+ANOTHER = ": a run resumes with the same model and learning rate: take its recipe, or another folder"
+
+
+@pytest.mark.parametrize(("file", "change", "said"), [
+    (ABOUT, os.unlink, f": it is half written: about.json is missing: {DELETE}"),
+    (ABOUT, blank, f": about.json is no JSON: {DELETE}"),
+    (ABOUT, other_format, ": it has format 9, and this workbench reads 3: read it with the workbench that wrote it"),
+    (".metadata", blank, f": torch.distributed.checkpoint cannot read it (.*): {DELETE}"),
+    ("", {"model.ffn_dim": 64}, f": model.ffn_dim is 384 there and 64 in recipe 'small'{ANOTHER}"),
+    ("", {"training.lr": 0.5}, f": training.lr is 0.001 there and 0.5 in recipe 'small'{ANOTHER}"),
+    ("", {"scheduler": scheduled}, ": its run had no scheduler, and this one has scheduler SequentialLR: give train "
+                                   "the same scheduler, or take another folder"),
+    ("", {"training.steps": 2}, ": it has taken 2 steps, and training.steps is 2: set more steps, or take another "
+                                "folder"),
+])
+def test_a_checkpoint_that_a_run_cannot_resume_from_is_named(trained, file, change, said):
+    place = trained / "step_00000002"
+    if file:
+        change(place / file)
+    if change == {"training.steps": 2}:
+        with pytest.raises(WorkbenchError) as error:
+            run(small({}).override(change), checkpoints=trained)
+        found = str(error.value)
+    else:
+        found = message(trained, **({} if file else change))
+    assert re.fullmatch(re.escape(f"checkpoint {place}{said}").replace(r"\.\*", ".*"), found)
+
+
+def test_a_full_disk_keeps_the_checkpoint_before_and_leaves_no_part(tmp_path):
+    authored = author(small({}), ALONE)
+    saved = Checkpoints(tmp_path, authored, training.optimizer_of(authored))
+    first = saved.save(1)
+    with files_of_at_most(20_000), pytest.raises(WorkbenchError) as error:
+        saved.save(2)
+    assert str(error.value) == (f"checkpoint {tmp_path / 'step_00000002'}: it cannot be written: File too large: free "
+                                "space there, or take another folder")
+    assert list(tmp_path.iterdir()) == [first] and saved.resume() == 1
+
+
+@pytest.mark.parametrize(("options", "said"), [
+    ({"save_every": 1}, "save_every 1 without a folder: say where the checkpoints go"),
+    *(({"save_every": value, "folder": "x"}, f"save_every {value}: give a whole number of steps, 1 or more")
+      for value in (0, -2, True)),
+    ({"folder": __file__}, f"checkpoints {__file__}: is a file: give a folder"),
+    ({"folder": f"{__file__}/below"}, f"checkpoints {__file__}/below: the folder cannot be made: Not a directory"),
+    ({"scheduler": lambda optimizer: ReduceLROnPlateau(optimizer)},
+     "train(..., scheduler=ReduceLROnPlateau): it reads a validation loss, and train has none: take a scheduler that "
+     "counts steps"),
+])
+def test_what_train_refuses(options, said):
+    with pytest.raises(WorkbenchError, match=f"^{re.escape(said)}$"):
+        training.train(author(small({}), ALONE), **options)
+
+
+@pytest.mark.filterwarnings("error:Detected call")
+def test_a_whole_step_with_a_schedule_gives_no_warning():
+    built = build(small({}).override({"training.step": "whole", "training.steps": 2}), ALONE)
+    training.train(built.authored, built.step, scheduler=lambda optimizer: ExponentialLR(optimizer, 0.5))
+    assert float(built.step.optimizer.param_groups[0]["lr"]) == 0.25e-3
+
+
+@pytest.mark.nightly
+def test_the_command_saves_and_resumes(tmp_path, capsys):
+    command = ["run", "llama3_whole_step", "--world", "gloo", "--checkpoints", str(tmp_path), "--save-every", "1",
+               "--set", "model.n_layers=1", "data.seq_len=16", "mesh.dp_shard=1", "expect.loss_falls=false",
+               "joint_passes=[]", "passes=[]"]
+    assert main([*command, "training.steps=2"]) == 0
+    assert main([*command, "training.steps=3"]) == 0
+    assert "in 1 steps after the 2 of a checkpoint" in capsys.readouterr().out
+    assert sorted(p.name for p in tmp_path.iterdir()) == [f"step_0000000{n}" for n in (1, 2, 3)]
+    assert main([*command, "training.steps=4", "model.ffn_dim=64"]) == 2
+    assert "model.ffn_dim is 384 there and 64 in recipe" in capsys.readouterr().err
