@@ -15,7 +15,6 @@ from odd import damaged, edited, edits, holds, is_a_sentence, json_values
 
 from workbench.cli import main
 from workbench.errors import WorkbenchError
-from workbench.lab.measured_costs.measure import FORMAT_VERSION, _kept
 from workbench.lab.traces import read_order
 from workbench.tools import compatibility
 from workbench.torch_api.devices.profile import MACHINES, load_profile, measured_spec
