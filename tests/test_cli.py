@@ -91,6 +91,7 @@ def test_one_recipe_pass_or_lesson_is_told_whole(capsys: pytest.CaptureFixture[s
     assert refused(capsys, "passes", "graph_clean") == "unknown pass 'graph_clean': did you mean 'graph_cleanup'?"
 
 
+@pytest.mark.integration
 def test_json_to_standard_output_stands_alone(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "llama3_fsdp", *SMALL, "--world", "fake", "--json", "-"]) == 0
     assert json.loads(capsys.readouterr().out)["ok"] is True

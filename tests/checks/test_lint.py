@@ -120,7 +120,7 @@ FAULTS = {
     says_another_dtype: "node mm says that its result is bfloat16 [3, 8] on cpu, and aten.mm gives float32 [3, 8]",
     says_another_shape: "its result is float32 [3, 4] on cpu, and aten.mm gives float32 [3, 8]",
     says_another_device: "float32 [3, 8] on meta, and aten.mm gives float32 [3, 8] on cpu: set its meta['val']",
-    multiplies_what_does_not_fit: "node mm: aten.mm cannot take x_1, x_1 (a and b must have same reduction dim",
+    multiplies_what_does_not_fit: "node mm: aten.mm cannot take x_1 (a and b must have same reduction dim",
     drop_wait: "without a wait", read_before_wait: "read by mm without a wait",
     lose_output: "2 outputs before, 1 after (lost relu): return as many",
     other_dtype: "output 1 (_to_copy_default) was float32[3, 8] on cpu and is bfloat16",

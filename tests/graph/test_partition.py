@@ -16,6 +16,8 @@ from workbench.pipeline.run_passes import run_joint, saved_bytes
 from workbench.world.fake import fake_world
 from workbench.world.mesh import World
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.fixture(scope="module")
 def joint():

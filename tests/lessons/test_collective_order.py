@@ -19,7 +19,7 @@ from workbench_lessons.l05_bucket_and_overlap.collective_order import Collective
 from workbench_lessons.l05_bucket_and_overlap.order_pass import order_pass
 
 SOURCES = Path(__file__).parents[2] / "workbench" / "notebook" / "views" / "js" / "src" / "moments"
-ORDERS = 500
+ORDERS = 150
 
 
 @pytest.fixture

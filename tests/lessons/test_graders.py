@@ -12,6 +12,7 @@ from workbench_lessons.l01_author_with_dtensor.placement_lab import PlacementLab
 from workbench_lessons.l03_split_forward_and_backward.partitioner import Partitioner
 from workbench_lessons.l05_bucket_and_overlap.collective_order import CollectiveOrder
 
+pytestmark = pytest.mark.integration
 PLACED = "workbench_lessons.l01_author_with_dtensor.placement_lab:placed"
 CUT = "workbench_lessons.l03_split_forward_and_backward.partitioner:cut"
 HANGS = "workbench_lessons.l10_run_on_real_ranks.program_counters:hangs"

@@ -13,6 +13,7 @@ from workbench.graph.read.memory import saved_tensors
 from workbench.notebook.lessons.grading import grade
 from workbench_lessons.l03_split_forward_and_backward.partitioner import Partitioner
 
+pytestmark = pytest.mark.integration
 NAMES = {"mm": "a", "mm_1": "b", "silu": "s", "mul": "p"}
 ONE = 8 * 64 * 4
 

@@ -10,6 +10,7 @@ from workbench.notebook.lessons.grading import grade
 from workbench.recipe.recipe import RecipeError
 from workbench_lessons.l00_tour.pass_chips import PassChips
 
+pytestmark = pytest.mark.integration
 JOINT, LATER = ["activation_checkpointing", "reshard_after_forward"], ["transformer_block_bucketing"]
 EMPTY = {"joint_passes": [], "passes": []}
 

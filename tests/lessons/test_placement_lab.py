@@ -12,6 +12,7 @@ from workbench import WorkbenchError, simulated_world
 from workbench.notebook.lessons.grading import grade
 from workbench_lessons.l01_author_with_dtensor.placement_lab import CHOICES, PlacementLab
 
+pytestmark = pytest.mark.integration
 FLOAT = 4
 
 

@@ -25,6 +25,7 @@ from workbench.world.fake import fake_world
 from workbench.world.ranks import RankPool
 from workbench_lessons.l13_find_the_wrong_pass.suspects import PIPELINES, REPAIRS, cause, pipeline
 
+pytestmark = pytest.mark.integration
 CAUSES = {"winds": ("south", "layer.1"), "stones": ("coral", "permute_6"), "voices": ("bass", "add_10"),
           "metals": ("iron", "all_gather_into_tensor_1")}  # the checkpoints; the text itself solves trees
 

@@ -75,6 +75,7 @@ def test_a_function_that_raises_and_what_is_no_function_are_refused_in_words():
     assert exposes(3) == (0.0, "give a function of a list of spans")
 
 
+@pytest.mark.integration
 def test_the_solutions_are_right_and_a_wrong_number_is_told_by_its_side():
     found = {"eager": read_order([recorded("eager")])}
     eager, span = found["eager"].traced[-1], found["eager"].steps[-1].span_ms

@@ -147,6 +147,7 @@ def test_a_full_disk_keeps_the_report_before(tmp_path: Path) -> None:
     assert path.read_text() == before and list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.integration
 def test_flop_a_token_are_the_models() -> None:
     """Six for each weight that a token meets, and attention's: 2 matmuls forward, 4 backward, unmasked."""
     recipe = load_recipe("llama3_fsdp").override({"mesh.dp_shard": 2, "model.n_layers": 1})
@@ -162,6 +163,7 @@ def test_flop_a_token_are_the_models() -> None:
     assert split.roofline.flop_per_token == pytest.approx(found.roofline.flop_per_token)
 
 
+@pytest.mark.integration
 def test_a_fake_world_trains_nothing_and_claims_nothing() -> None:
     found = run(load_recipe("tour").override({"model.n_layers": 1}), world="fake", level="full", progress=False)
     assert found.ok and found.training is None and found.step_seconds is None

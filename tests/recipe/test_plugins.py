@@ -67,6 +67,7 @@ def python(*command: str, path: tuple[Path, ...], code: int = 0) -> subprocess.C
     return done
 
 
+@pytest.mark.integration
 def test_a_package_adds_a_pass_a_command_and_a_kind_of_step_and_a_broken_one_is_a_warning(tmp_path: Path) -> None:
     (tmp_path / "sample_declarations.py").write_text(DECLARATIONS)
     (tmp_path / "sample_code.py").write_text(CODE)
@@ -137,6 +138,7 @@ def test_a_folder_of_the_lab_takes_nothing_else_with_it(name: str, tmp_path: Pat
     assert set(left) == set(known) - gone
 
 
+@pytest.mark.integration
 def test_without_the_lab_the_core_lists_its_passes_and_builds_the_tour(tmp_path: Path) -> None:
     folder = without(tmp_path, tuple(LAB))
     left = python("-c", LISTED, path=(folder,)).stdout.split()

@@ -301,6 +301,7 @@ def test_sizes_are_the_models_own() -> None:
     assert ModelSpec(flavor="1b", n_layers=2).sizes() == own["1b"] | {"n_layers": 2}
 
 
+@pytest.mark.integration
 def test_committed_schemas_are_current(tmp_path: Path) -> None:
     code = ("import sys, pathlib; from workbench.notebook.lessons.lesson import write_schemas; "
             "write_schemas(pathlib.Path(sys.argv[1]))")
@@ -310,6 +311,7 @@ def test_committed_schemas_are_current(tmp_path: Path) -> None:
         assert kept == path.read_text(), f"lessons/{path.name} is stale: run `make schemas`"
 
 
+@pytest.mark.integration
 def test_the_schema_takes_the_recipes_and_no_others() -> None:
     jsonschema = pytest.importorskip("jsonschema")
     schema = json.loads((ROOT / "lessons" / "recipe.schema.json").read_text())

@@ -13,6 +13,8 @@ from workbench import WorkbenchError, author, author_module, capture, fake_world
 from workbench.graph.capture import JointGraph
 from workbench.notebook import draw
 
+pytestmark = pytest.mark.integration
+
 
 class Summed(nn.Sequential):
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -12,6 +12,7 @@ from workbench.notebook.views.boxes import BOX_LIMIT, draw
 from workbench.notebook.views.graph_tree import GraphTree
 from workbench.torch_api.ops import tensor_bytes
 
+pytestmark = pytest.mark.integration
 RECIPE = load_recipe("llama3").override({"mesh.tp": 2, "model.n_layers": 4})
 
 

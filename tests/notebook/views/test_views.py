@@ -14,6 +14,7 @@ from workbench.notebook import draw
 from workbench.notebook.show import outputs
 from workbench.notebook.views import GraphView, MemoryView, PassStepper, TimelineView
 
+pytestmark = pytest.mark.integration
 RECIPE = load_recipe("tour").override({"model.n_layers": 2})
 PAYLOAD, STATE = 2_000_000, 6_000
 
