@@ -19,21 +19,20 @@ __getattr__ = on_use(__name__, {"compile_recipe": ".all_ranks", "run_artifact": 
 
 def _of_compile(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--world", choices=("auto", "gloo", "nccl"), default="auto",
-                        help="the ranks to come; one GPU compiles for nccl, which auto takes where a GPU is")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="a folder that does not exist yet")
+                        help="the ranks to come; auto: nccl, for which one GPU compiles, or gloo")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="a new folder")
 
 
 def _of_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("artifact", type=Path, metavar="DIR",
-                        help="what `workbench compile` wrote; it is code, so run only what you trust")
+                        help="what `workbench compile` wrote: code, so run only what you trust")
     parser.add_argument("--verify", action="store_true",
-                        help="each rank captures the recipe too, and compares its graphs with the compiled ones")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the report as JSON; - prints it alone")
+                        help="each rank captures the recipe too, and compares its graphs")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write a report, too; - prints it alone")
     parser.add_argument("--checkpoints", type=Path, metavar="DIR",
-                        help="resume from the newest checkpoint in this folder, and save one at the end")
-    parser.add_argument("--save-every", type=count, metavar="N", help="with --checkpoints: save every N steps too")
-    parser.add_argument("--timeout", type=seconds, default=600.0, metavar="S",
-                        help="seconds for all ranks (default 600)")
+                        help="resume from the newest checkpoint here, and save one at the end")
+    parser.add_argument("--save-every", type=count, metavar="N", help="save every N steps too")
+    parser.add_argument("--timeout", type=seconds, default=600.0, metavar="S", help="seconds for all")
 
 
 declare_command(Command(
@@ -48,5 +47,5 @@ declare_command(Command(
     "Train from a compiled step on all of its ranks, without capture or compilation, and report. Also works under "
     "torchrun. Exit status: 0 everything held, 1 something failed, 2 bad input.",
     _of_run, "workbench.lab.artifacts.all_ranks:run_command",
-    changes="change training.steps, training.lr, training.read_loss_every or data.path; may be repeated",
+    changes="change training.steps, training.lr, training.read_loss_every or data.path",
 ))

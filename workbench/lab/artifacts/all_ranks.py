@@ -133,8 +133,8 @@ def run_command(args: argparse.Namespace) -> int:
     if first_rank():
         print(f"workbench: running the code in {args.artifact}: run only artifacts that you trust",
               file=sys.stderr)
-    report = run_artifact(args.artifact, changes=dict(args.set), timeout=args.timeout,
-                          checkpoints=args.checkpoints, save_every=args.save_every, verify=args.verify)
+    report = run_artifact(args.artifact, changes=dict(args.set), timeout=args.timeout, verify=args.verify,
+                          checkpoints=args.checkpoints, save_every=args.save_every)
     return tell_report(report, args)
 
 
@@ -156,8 +156,8 @@ def run_artifact(folder: Path | str, *, world: RankPool | None = None,
     refused = [f"{key} was {was} and is {now} here"
                for key, was, now in diff_recipes(compiled, recipe) if key not in LATER]
     if refused:
-        raise WorkbenchError(f"artifact {folder}: {'; '.join(refused)}: compile the recipe again, or "
-                             f"change {', '.join(LATER)} alone")
+        raise WorkbenchError(f"artifact {folder}: {'; '.join(refused)}: compile the recipe again, "
+                             f"or change {', '.join(LATER)} alone")
     require_same(manifest.made_of, made_of(recipe, manifest.world), folder)
     check_saving(recipe, checkpoints, save_every)
     saving = None if checkpoints is None else Path(checkpoints).absolute()
@@ -182,8 +182,8 @@ def _on_rank(recipe: Recipe, folder: Path, manifest: Manifest, saving: Path | No
         with deterministic(recipe.training.deterministic):
             same = gathered(digests(transform(recipe, world)[0]) == manifest.programs[number])
         if not all(same):
-            raise WorkbenchError(f"{where}: rank {same.index(False)} captures other graphs here than "
-                                 "those that the artifact was made of: compile the recipe again, here")
+            raise WorkbenchError(f"{where}: rank {same.index(False)} captures other graphs here than those "
+                                 "that the artifact was made of: compile the recipe again, here")
     started = time.perf_counter()
     post.stage("author")
     authored = author(recipe, world)

@@ -54,8 +54,8 @@ def made_of(recipe: Recipe, world: str) -> dict[str, str]:
     Raises WorkbenchError, naming the pass or the model, where the source of the user's own cannot be read.
     """
     package = "".join(path.read_text(encoding="utf-8") for path in sorted(PACKAGE.rglob("*.py")))
-    parts = {"torch": torch.__version__, "Python": platform.python_version(), "device": device_of(world),
-             "the source of this package": _sha256(package.encode())}
+    parts = {"torch": torch.__version__, "Python": platform.python_version(),
+             "device": device_of(world), "the source of this package": _sha256(package.encode())}
     functions = {f"pass {name!r}": find_pass(name).function for name in recipe.pass_names}
     functions[f"model {recipe.model.family!r}"] = find_family(recipe.model.family).make
     for title, function in functions.items():
@@ -70,17 +70,17 @@ def _source(function: Callable[..., Any], title: str) -> str:
     linecache.checkcache(file)
     source = "".join(linecache.getlines(file))
     if not source:
-        raise WorkbenchError(f"the source of {title} cannot be found: define it in a file or a cell of a notebook, "
-                             "as a function")
+        raise WorkbenchError(f"the source of {title} cannot be found: define it in a file or a cell "
+                             "of a notebook, as a function")
     return source
 
 
 def require_same(there: dict[str, str], here: dict[str, str], folder: Path) -> None:
     """Raise WorkbenchError where this process is not what the artifact was made for, naming each difference."""
     names = [name for name in {**there, **here} if there.get(name) != here.get(name)]
-    changes = [f"{name} was {there.get(name, 'absent')} and is {here.get(name, 'absent')} here" for name in names]
-    if changes:
-        raise WorkbenchError(f"artifact {folder}: {'; '.join(changes)}: compile the recipe again, here")
+    if names:
+        changes = "; ".join(f"{name} was {there.get(name)} and is {here.get(name)} here" for name in names)
+        raise WorkbenchError(f"artifact {folder}: {changes}: compile the recipe again, here")
 
 
 @contextlib.contextmanager
@@ -113,17 +113,18 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         lines = (folder / SUMS).read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError) as error:
-        raise WorkbenchError(f"{folder} is no artifact ({SUMS}: {error}): give a folder that `workbench compile` "
-                             "wrote") from None
+        raise WorkbenchError(f"{folder} is no artifact ({SUMS}: {error}): give a folder that "
+                             "`workbench compile` wrote") from None
     there, here = {line[66:]: line[:64] for line in lines}, _hashes(folder)
     for name in sorted({*there, *here}):
         if there.get(name) != here.get(name):
-            problem = "is missing" if name not in here else "was added" if name not in there else "was changed"
-            raise WorkbenchError(f"{folder}: {name} {problem}: compile the recipe again")
+            problem = "was changed" if name in there else "was added"
+            raise WorkbenchError(f"{folder}: {name} {problem if name in here else 'is missing'}: compile "
+                                 "the recipe again")
     try:
         return Manifest(**json.loads((folder / MANIFEST).read_text(encoding="utf-8")))
     except (OSError, TypeError):
-        raise WorkbenchError(f"{folder}: another release of this package wrote it: compile the recipe again") from None
+        raise WorkbenchError(f"{folder} is of another release: compile the recipe again") from None
 
 
 def _hashes(folder: Path) -> dict[str, str]:

@@ -48,13 +48,14 @@ class Compiled:
         """
         source = getattr(result, "source_code", None)
         if not isinstance(source, str) or not hasattr(result, "inputs_to_check"):
-            raise WorkbenchError(f"{where} was lowered to a {type(result).__name__}, which no file can hold: drop "
-                                 "that pass")
+            raise WorkbenchError(f"{where} was lowered to a {type(result).__name__}, which no file can "
+                                 "hold: drop that pass")
         constants = [*(result.constants or {}), *(result.torchbind_constants or {})]
         if constants:
-            raise WorkbenchError(f"{where} was lowered to code that reads the constant {constants[0]!r} from this "
-                                 "process: make it a buffer of the model")
-        return cls(for_any_gpu(source), list(result.inputs_to_check), sorted(result.mutated_input_idxs or ()))
+            raise WorkbenchError(f"{where} was lowered to code that reads the constant {constants[0]!r} "
+                                 "from this process: make it a buffer of the model")
+        written = sorted(result.mutated_input_idxs or ())
+        return cls(for_any_gpu(source), list(result.inputs_to_check), written)
 
     @property
     def text(self) -> str:
@@ -70,7 +71,8 @@ class Compiled:
         vars(module).update({"__file__": _FILE, RANK_GPU: gpu})
         with kernels_for(gpu):
             exec(compile(self.source, _FILE, "exec"), vars(module))
-        function: Boxed = align_inputs_from_check_idxs(module.call, self.checked, OrderedSet(self.written))
+        written = OrderedSet(self.written)
+        function: Boxed = align_inputs_from_check_idxs(module.call, self.checked, written)
         return function
 
 
@@ -109,13 +111,14 @@ class WrittenGraph:
     @property
     def digest(self) -> str:
         """SHA-256 of all that a compiler reads: equal digests mean equal code."""
-        constants = {name: (str(value.dtype), value.tolist()) for name, value in self.constants.items()}
+        constants = [(name, str(value.dtype), value.tolist()) for name, value in self.constants.items()]
         texts = [self.source, str(constants), *(region.text for region in self.regions)]
         return hashlib.sha256("\n".join(texts).encode()).hexdigest()
 
     def load(self, gpu: int | None) -> tuple[GraphModule, Boxed]:
         """The graph and the boxed function that runs it. Runs what Inductor wrote: only load what you would run."""
-        graph = cast(GraphModule, torch.fx._graph_pickler.GraphPickler.loads(self.pickled, FakeTensorMode()))
+        loads = torch.fx._graph_pickler.GraphPickler.loads
+        graph = cast(GraphModule, loads(self.pickled, FakeTensorMode()))
         for name, value in self.constants.items():
             graph.register_buffer(name, value)
         for number, region in enumerate(self.regions):
@@ -159,12 +162,17 @@ def _layout(node: Node) -> torch.Tensor | None:
 
 
 def _source(graph: GraphModule) -> str:
-    inputs = [(aot.parameter_of(node), node.meta["val"]) for node in graph.graph.find_nodes(op="placeholder")]
-    layouts = [(name, value if value is None else (value.dtype, value.shape, value.stride())) for name, value in inputs]
+    inputs = []
+    for node in graph.graph.find_nodes(op="placeholder"):
+        layout = node.meta["val"]
+        inputs.append(str(aot.parameter_of(node)))
+        if layout is not None:
+            inputs.append(f"{layout.dtype} {layout.shape} {layout.stride()}")
     descs = graph.graph.output_node().meta.get("desc", [])
     outputs = [(aot.written_by(desc), aot.gradient_of(desc)) for desc in descs]
     inner = [_source(child) for child in graph.children() if isinstance(child, GraphModule)]
-    return "\n".join([for_any_gpu(graph.graph.python_code("self").src), str(layouts), str(outputs), *inner])
+    code = for_any_gpu(graph.graph.python_code("self").src)
+    return "\n".join([code, *inputs, str(outputs), *inner])
 
 
 def _constants(graph: GraphModule, where: str) -> dict[str, torch.Tensor]:
@@ -173,8 +181,9 @@ def _constants(graph: GraphModule, where: str) -> dict[str, torch.Tensor]:
         value = attrgetter(node.target)(graph)
         if isinstance(value, torch.Tensor):
             if is_fake(value):
-                raise WorkbenchError(f"{where} holds {node.target}, which {next(iter(node.users))} reads, a "
-                                     "constant without values on a fake world: make it a buffer of the model")
+                reader = next(iter(node.users))
+                raise WorkbenchError(f"{where} holds {node.target}, which {reader} reads, a constant "
+                                     "without values on a fake world: make it a buffer of the model")
             constants[node.target] = value.detach()
     return constants
 
@@ -187,8 +196,8 @@ def _take_regions(graph: GraphModule, where: str) -> list[Compiled]:
         if parts is None:
             continue
         if len(parts) != 1:
-            raise WorkbenchError(f"{where} calls the compiled region {node.target.__name__}, which Inductor made "
-                                 f"in {len(parts)} parts, and no file can hold that")
+            raise WorkbenchError(f"{where} calls the compiled region {node.target.__name__}, which "
+                                 f"Inductor made in {len(parts)} parts, and no file can hold that")
         region = Compiled.of(parts[0], where)
         regions.setdefault(region.text, region)
         node.op, node.target = "call_module", f"region_{list(regions).index(region.text)}"
