@@ -159,12 +159,12 @@ def test_an_artifact_for_gpus_is_refused_by_ranks_on_cpus(mine: Path, pool2: Ran
 
 
 DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "changed": (lambda to: (to / "program_0.pt").open("ab").write(b"more"), "program_0.pt was changed"),
+    "changed": (lambda to: (to / "program_0.pt").open("ab").write(b"more"), "program_0.pt was changed, added or lost"),
     "truncated": (lambda to: os.truncate(to / "program_1.pt", 1000), "program_1.pt was changed"),
-    "missing": (lambda to: (to / "program_1.pt").unlink(), "program_1.pt is missing"),
-    "added": (lambda to: (to / "more.py").write_text("x = 1"), "more.py was added"),
+    "missing": (lambda to: (to / "program_1.pt").unlink(), "program_1.pt was changed"),
+    "added": (lambda to: (to / "more.py").write_text("x = 1"), "more.py was changed"),
     "manifest": (lambda to: (to / MANIFEST).write_text("{}"), "manifest.json was changed"),
-    "sums truncated": (lambda to: os.truncate(to / SUMS, 90), "manifest.json was changed"),
+    "sums truncated": (lambda to: os.truncate(to / SUMS, 90), "SHA256SUMS was changed"),
     "sums missing": (lambda to: (to / SUMS).unlink(), "is no artifact (SHA256SUMS: [Errno 2] No such file"),
 }
 

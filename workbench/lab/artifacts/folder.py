@@ -115,12 +115,10 @@ def read_manifest(folder: Path) -> Manifest:
     except (OSError, ValueError) as error:
         raise WorkbenchError(f"{folder} is no artifact ({SUMS}: {error}): give a folder that "
                              "`workbench compile` wrote") from None
-    there, here = {line[66:]: line[:64] for line in lines}, _hashes(folder)
+    there, here = {line[66:] or SUMS: line[:64] for line in lines}, _hashes(folder)
     for name in sorted({*there, *here}):
         if there.get(name) != here.get(name):
-            problem = "was changed" if name in there else "was added"
-            raise WorkbenchError(f"{folder}: {name} {problem if name in here else 'is missing'}: compile "
-                                 "the recipe again")
+            raise WorkbenchError(f"{folder}: {name} was changed, added or lost: compile the recipe again")
     try:
         return Manifest(**json.loads((folder / MANIFEST).read_text(encoding="utf-8")))
     except (OSError, TypeError):
