@@ -22,8 +22,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.result import tell
-from benchmarks.variants import PEERS, TORCH, recipe_of
-from workbench.graph.saving.peak import StepPeak
+from benchmarks.variants import PEERS, recipe_of
+from workbench.graph.read.peak import StepPeak
 from workbench.pipeline.run import peak_by
 from workbench.pipeline.stages import before_lowering
 from workbench.recipe.files import json_lines
@@ -47,7 +47,7 @@ def recorded(path: Path) -> Iterator[dict[str, Any]]:
     """The round with the highest peak of each variant of ours with these changes."""
     lines = sorted(json_lines(path), key=highest)
     own = {(line["variant"], json.dumps(line["changes"])): line for line in lines
-           if line.get("peak_gib") and line["variant"] not in (*PEERS, *TORCH)
+           if line.get("peak_gib") and line["variant"] not in PEERS
            and not line["variant"].startswith("reference")}
     yield from own.values()
 

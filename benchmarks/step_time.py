@@ -30,7 +30,6 @@ import sys
 import time
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,7 +53,7 @@ def measure(options: argparse.Namespace, changes: dict[str, Any], rounds: Iterab
 
     from benchmarks.peers import fsdp2, precompute
     from benchmarks.reference import RECIPES, close, toolkit
-    from benchmarks.variants import PEERS, TORCH, recipe_of
+    from benchmarks.variants import PEERS, recipe_of
     from workbench import build
     from workbench.authoring.authored import Authored
     from workbench.pipeline.expert_load import routed_layers
@@ -62,7 +61,6 @@ def measure(options: argparse.Namespace, changes: dict[str, Any], rounds: Iterab
     from workbench.pipeline.run import predicted_peak
     from workbench.pipeline.step_profile import profile_of
     from workbench.pipeline.train import Batches, apart, optimizer_of
-    from workbench.torch_api.partitioning import memory_budget
     from workbench.world.mesh import current_world
 
     variant, family, steps, warmup = options.variants[0], options.family, options.steps, options.warmup
@@ -75,8 +73,7 @@ def measure(options: argparse.Namespace, changes: dict[str, Any], rounds: Iterab
     elif variant in PEERS:
         module = step = fsdp2(recipe, world, **PEERS[variant])
     else:
-        with memory_budget(TORCH[variant]) if variant in TORCH else nullcontext():
-            built = build(recipe, world)
+        built = build(recipe, world)
         module, step = built.authored.module, built.step
     authored = built.authored if built else Authored(module, world, world.mesh(recipe.mesh), [], {}, recipe=recipe)
     batches = Batches(authored)

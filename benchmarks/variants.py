@@ -82,9 +82,6 @@ OWN["llama3_8b_budget"] = "llama3_whole_step", {
     "joint_passes": ["inductor_decomposition", "reshard_after_forward", budget(45.0)],
     "passes": [BLOCKS, "fused_clip_adamw", LOWERED[0]]}
 OWN["llama3_full_checkpointing"] = joint({"name": "activation_checkpointing", "policy": "full"})
-TORCH = {f"llama3_torch_budget_{share}": share for share in (0.7, 0.5, 0.3)}
-"""torch's own `activation_memory_budget`, in the place of ours."""
-OWN |= {variant: joint() for variant in TORCH}
 PEERS: dict[str, dict[str, Any]] = {
     "eager": {}, "compile": {"compiled": True}, "compile_optimizer": {"compiled": True},
     "compile_float8_tensorwise": {"compiled": True, "float8": "tensorwise"},  # torchao's, the extra `float8`

@@ -12,6 +12,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from workbench.errors import WorkbenchError
 from workbench.graph.capture import JointGraph
+from workbench.graph.facts import facts_of
 from workbench.graph.partition import ForwardBackward, partition
 from workbench.graph.read.cost import flops
 from workbench.graph.read.memory import roots, saved_tensors
@@ -22,7 +23,6 @@ from workbench.notebook.lessons.grading import Graded, targets
 from workbench.notebook.moments.moment import Moment
 from workbench.pipeline.run_passes import copy_graph
 from workbench.torch_api.ops import own_bytes
-from workbench.torch_api.partitioning import memory_budget
 
 MOST = 6
 BUDGETS = tuple(i / 10 for i in range(11))
@@ -112,8 +112,10 @@ def cut_by_hand(joint: JointGraph, kept: Mapping[str, bool]) -> ForwardBackward:
 
 
 def _with_budget(joint: JointGraph, share: float) -> ForwardBackward:
-    with memory_budget(share):
-        return partition(joint.fork())
+    fork = joint.fork()
+    fork.graph = copy_graph(joint.graph)
+    facts_of(fork.graph).partition_options["activation_memory_budget"] = share
+    return partition(fork)
 
 
 def _choices(names: Collection[str]) -> list[tuple[str, ...]]:

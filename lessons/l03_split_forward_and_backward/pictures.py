@@ -5,32 +5,29 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from workbench.lab.memory_budget.plan_table import Planned
-from workbench.notebook.draw.colors import BLUE, GREY, INK, PINK, RED, SKY
+from workbench.notebook.draw.colors import BLUE, GREY, INK, PINK, SKY
 from workbench.notebook.draw.picture import Picture, finish, panels
 
 
-def pareto(found: Planned) -> Picture:
-    """Bytes saved against time computed again: plans and torch's own budgets, of `memory_plan(..., front=True)`."""
+def pareto(planned: Planned) -> Picture:
+    """MiB saved against milliseconds of compute longer: torch's budgets of `memory_plan(..., front=True)`."""
+    plan = planned.plan
+    points = [(cut.bytes / 2**20, cut.compute_ms - plan.before.compute_ms) for cut in planned.front]
     figure, (axes,) = panels(7.6, 3.4)
-    sets = {"plans": (BLUE, "o-", [(p.saved_bytes / 2**20, p.ms) for p in found.front]),
-            "torch's budgets": (RED, "s", [(c.bytes / 2**20, c.ms) for c in found.torch_front])}
-    lines = []
-    for name, (color, marker, points) in sets.items():
-        if points:
-            axes.plot(*zip(*points, strict=True), marker, color=color, markersize=5, linewidth=1.4, label=name)
-            lines += [f"{name}: " + ", ".join(f"{x:,.0f} MiB {y:.2f} ms" for x, y in points)]
-    axes.plot([found.plan.saved_bytes / 2**20], [found.plan.ms], "o", markersize=12, markerfacecolor="none",
-              markeredgecolor=INK, markeredgewidth=1.5, label="the plan of this recipe", linestyle="none")
-    if found.torch_front:
-        most = max(found.torch_front, key=lambda cut: cut.bytes)
-        axes.annotate("no budget", (most.bytes / 2**20, most.ms), (5, 5), textcoords="offset points", fontsize=8)
-    far = max(x for _, _, points in sets.values() for x, _ in points)
-    axes.set(xlabel="MiB saved for the backward", ylabel="ms computed again", xlim=(-0.03 * far, None))
+    axes.plot(*zip(*points, strict=True), "s-", color=BLUE, markersize=5, linewidth=1.4,
+              label="torch's budgets")
+    axes.plot([plan.cut.bytes / 2**20], [plan.ms], "o", markersize=12, markerfacecolor="none",
+              markeredgecolor=INK, markeredgewidth=1.5, label="this recipe", linestyle="none")
+    axes.annotate("no budget", points[0], (5, 5), textcoords="offset points", fontsize=8)
+    axes.set(xlabel="MiB saved for the backward", ylabel="ms of compute longer",
+             xlim=(-0.03 * points[0][0], None))
     axes.legend(frameon=False, fontsize=8, loc="upper right")
-    title = f"{found.recipe}, estimated for {found.plan.device.partition(',')[0]}"
+    title = f"{planned.recipe}, estimated for {plan.device.partition(',')[0]}"
     axes.set_title(title, fontsize=9)
-    return finish(figure, f"Memory against time: {title}. " + "; ".join(lines) + ".", "\n".join([title, *lines]),
-                  colors=64)
+    lines = [f"budget {cut.share:g}: {size:,.0f} MiB, {ms:.2f} ms, predicted peak {cut.peak / 2**20:,.0f} MiB"
+             for cut, (size, ms) in zip(planned.front, points, strict=True)]
+    return finish(figure, f"Memory against time: {title}. " + "; ".join(lines) + ".",
+                  "\n".join([title, *lines]), colors=64)
 
 
 def unbeaten(points: Mapping[str, tuple[float, float]]) -> list[str]:

@@ -15,8 +15,9 @@ from workbench.graph.facts import facts_of
 from workbench.graph.list_schedule import constraints
 from workbench.graph.read.collectives import axis_names, list_collectives
 from workbench.graph.read.cost import DeviceSpec, device_spec
-from workbench.graph.read.memory import freed_by_graph, item_roots, live_bytes, roots
+from workbench.graph.read.memory import item_roots, roots
 from workbench.graph.read.nodes import is_compute, module_path
+from workbench.graph.read.peak import freed_by_graph, live_bytes
 from workbench.graph.read.simulated_run import simulated
 from workbench.graph.read.timeline import Costs, costs_of
 from workbench.notebook.draw.picture import Picture

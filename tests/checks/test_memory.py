@@ -2,7 +2,7 @@ import torch
 from graphs_by_hand import gather, shards, trace
 from torch._functorch._aot_autograd.descriptors import PlainAOTOutput, TangentAOTInput
 
-from workbench.graph.read.memory import estimated_bytes
+from workbench.graph.read.peak import estimated_bytes
 from workbench.pipeline.report_text import memory_changes
 
 

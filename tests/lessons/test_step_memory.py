@@ -11,7 +11,8 @@ from torch.distributed.tensor import DTensor, Shard
 
 from workbench import author_module, capture, fake_world, partition, run_joint
 from workbench.graph.capture import JointGraph
-from workbench.graph.read.memory import live_bytes, saved_tensors
+from workbench.graph.read.memory import saved_tensors
+from workbench.graph.read.peak import live_bytes
 from workbench_lessons.l02_capture_a_joint_graph.step_memory import (
     draw_memory,
     fall,

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from workbench import WorkbenchError, as_backend, author, capture, partition, run_joint
-from workbench.graph.read.memory import estimated_bytes
+from workbench.graph.read.peak import estimated_bytes
 from workbench.lab.chunked_loss.piece import PIECE
 from workbench.lab.chunked_loss.transform import chunked, computed_once
 from workbench.pipeline.run_passes import choose

@@ -11,7 +11,7 @@ from full_disk import files_of_at_most
 
 from workbench.checks.verdicts import CHECKS, Outcome, Verdict
 from workbench.errors import WorkbenchError
-from workbench.graph.saving.peak import StepPeak
+from workbench.graph.read.peak import StepPeak
 from workbench.pipeline.report import Report, check_expectations, gravest_rank, merge_rows
 from workbench.pipeline.report_data import Expectation, PassRow, Peak
 from workbench.pipeline.report_text import NO_GRAPH, unchecked

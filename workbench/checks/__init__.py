@@ -8,5 +8,6 @@
     numerics       whether the values stay within the contract
     order          whether compute still hides the collectives at later stages
     record         PassRecord: what one pass did, and the table of checks
+    snapshot       a graph's boundary, collectives and visible effects
     verdicts       Verdict and its outcomes
 """

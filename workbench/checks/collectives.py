@@ -11,10 +11,10 @@ from typing import Any
 import torch.distributed as dist
 from torch.fx import GraphModule
 
+from workbench.checks.snapshot import snapshot
 from workbench.checks.verdicts import Outcome, Verdict
 from workbench.graph.facts import facts_of, reading
 from workbench.graph.read.collectives import Collective, Groups, list_collectives
-from workbench.graph.read.snapshot import snapshot
 from workbench.passes.registry import Graphs, RegisteredPass
 from workbench.recipe.wording import counted, differing
 from workbench.torch_api.ops import group_ranks, world_kind

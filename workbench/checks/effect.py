@@ -6,10 +6,10 @@ from typing import Any
 
 from torch.fx import GraphModule
 
+from workbench.checks.snapshot import same_program
 from workbench.checks.verdicts import Outcome, Verdict
 from workbench.errors import WorkbenchError, place_of
 from workbench.graph.facts import facts_of
-from workbench.graph.read.snapshot import same_program
 from workbench.passes.effect import Effect
 from workbench.passes.registry import RegisteredPass
 

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import torch
 
 from workbench.checks.metadata import wrong_results
+from workbench.checks.snapshot import Snapshot, snapshot
 from workbench.checks.verdicts import Outcome, Verdict
 from workbench.graph.facts import facts_of, reading
 from workbench.graph.read.collectives import readers_of
 from workbench.graph.read.memory import item_roots, roots
-from workbench.graph.read.snapshot import Snapshot, snapshot
 from workbench.recipe.wording import counted, differing, first_line
 from workbench.torch_api import aot
 from workbench.torch_api.ops import aliased_inputs, calls_of, host_copy, sends, waits, writes, written_inputs

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from workbench.checks.snapshot import same_arguments
 from workbench.graph.read.nodes import described
-from workbench.graph.read.snapshot import same_arguments
 from workbench.recipe.wording import first_line
 from workbench.torch_api import tree as pytree
 from workbench.torch_api.distributed.fake import FakeTensor, cached, without_log

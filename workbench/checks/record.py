@@ -18,7 +18,7 @@ from workbench.checks.verdicts import Outcome, Verdict, verdict_of, worst
 from workbench.errors import UnusableGraph, no_exit
 from workbench.graph.facts import ChosenOrder, Known, reading
 from workbench.graph.read.diff import GraphDiff, diff
-from workbench.graph.read.memory import estimated_bytes
+from workbench.graph.read.peak import estimated_bytes
 from workbench.passes.effect import Effect
 from workbench.passes.registry import Graphs, RegisteredPass
 from workbench.recipe.contracts import Stage

@@ -15,5 +15,4 @@
     products          matrix products: beside collectives, of linear layers, in float8
     read              what a graph holds, moves, costs and keeps
     replay_rehearsal  a stand-in for CUDA graphs on a CPU
-    saving            what is saved for the backward, sent to the host, or computed again
 """

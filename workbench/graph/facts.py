@@ -10,7 +10,6 @@ from weakref import WeakKeyDictionary
 
 from torch.fx import GraphModule
 
-from workbench.graph.saving.plan import MemoryPlan
 from workbench.recipe.contracts import Stage
 
 Part = Literal["joint", "forward", "backward", "step", "graph"]
@@ -72,7 +71,8 @@ class GraphFacts:
 
     groups: mesh axis to process group, where `dp_shard.gather` is a second group of the axis dp_shard. group_sizes:
     process group to its number of ranks. world: the kind of world. buckets: module paths of the model's blocks.
-    partitioner: whether torch's will decide what has no tag. plan: what the pass memory_budget chose to save.
+    partitioner: whether torch's will decide what has no tag. partition_options: of torch._functorch.config, which a
+    joint pass wants around the partition. plan: what that pass expects of it, for the pass's own check.
     """
 
     part: Part = "graph"
@@ -82,12 +82,14 @@ class GraphFacts:
     buckets: list[Any] = field(default_factory=list)
     step: StepFacts = field(default_factory=StepFacts, repr=False)
     partitioner: bool = True
-    plan: MemoryPlan | None = field(default=None, repr=False)
+    partition_options: dict[str, Any] = field(default_factory=dict)
+    plan: Any = field(default=None, repr=False)
 
     def of(self, part: Part, step: StepFacts | None = None) -> GraphFacts:
         """A copy for another graph of the same step; `step`, where not given, stays the same object."""
         return replace(self, part=part, groups=dict(self.groups), group_sizes=dict(self.group_sizes),
-                       buckets=list(self.buckets), step=step or self.step)
+                       buckets=list(self.buckets), partition_options=dict(self.partition_options),
+                       step=step or self.step)
 
 
 def facts_of(graph: GraphModule) -> GraphFacts:

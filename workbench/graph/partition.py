@@ -194,7 +194,7 @@ def partition(joint: JointGraph, by: str = "min_cut") -> ForwardBackward:
         made = joint.graph
         joint.graph = aot.clone(made)  # torch edits the graph, and the last pass's record keeps the one it made
         try:
-            function, forward, backward = partitioning.compile_joint(joint.export, by)
+            function, forward, backward = partitioning.compile_joint(joint.export, by, facts_of(made).partition_options)
         finally:
             joint.graph = made
     pair = ForwardBackward((forward, backward), joint.authored, joint.parameters, joint.buffers, function, joint.inputs,

@@ -8,7 +8,7 @@
     float8                 products of linear layers multiply float8
     inside_inductor        what Inductor does below the graph: its passes, kernels, memory; `workbench explain`
     measured_costs         `estimates = "measured"`: matmuls and attention timed once, kept in a file
-    memory_budget          what is saved fits a budget, at the least time; `workbench plan`
+    memory_budget          what is saved fits a budget, by torch's own solvers; `workbench plan`
     offload_activations    saved tensors on the host between forward and backward
     traced_capture         forward, loss and gradients traced by make_fx, and `compare_captures`
     traces                 what a torch.profiler trace shows of communication; `workbench order`

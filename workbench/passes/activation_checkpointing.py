@@ -107,7 +107,7 @@ def checkpoint_rule(name: str) -> Callable[[Rule], Rule]:
         changes = (rule.__doc__ or "forward values are saved or recomputed as the rule says").strip().splitlines()[0]
         register_pass(
             name, stage="joint", numerics="exact", changes=changes, options=Options,
-            conflicts={"activation_checkpointing", "memory_budget"}, after={"inductor_decomposition"},
+            conflicts={"activation_checkpointing"}, after={"inductor_decomposition"},
             effect=tagged_for_recompute, partition_effect=recomputed_in_backward,
         )(tag)
         return rule

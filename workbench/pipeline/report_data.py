@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.checks.verdicts import Outcome, Verdict, verdict_of, worst
-from workbench.graph.saving.peak import StepPeak
+from workbench.graph.read.peak import StepPeak
 from workbench.pipeline.roofline import Roofline
 from workbench.pipeline.step_profile import StepProfile
 from workbench.pipeline.train import Training

@@ -17,7 +17,7 @@ from workbench.checks.collectives import gathered
 from workbench.checks.order import times_of
 from workbench.checks.verdicts import Verdict
 from workbench.errors import WorkbenchError
-from workbench.graph.saving.peak import StepPeak, step_peak
+from workbench.graph.read.peak import StepPeak, step_peak
 from workbench.pipeline.build import Built, build
 from workbench.pipeline.machine import machine, versions
 from workbench.pipeline.measured_run import measured

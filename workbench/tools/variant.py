@@ -13,7 +13,7 @@ from workbench.checks.verdicts import Outcome, Verdict, worst
 from workbench.graph.facts import reading
 from workbench.graph.partition import ForwardBackward
 from workbench.graph.read.cost import device_spec
-from workbench.graph.read.memory import estimated_bytes
+from workbench.graph.read.peak import estimated_bytes
 from workbench.graph.read.simulated_run import simulated
 from workbench.recipe.recipe import Recipe
 from workbench.recipe.wording import aligned

@@ -6,8 +6,8 @@ Source: torch/_functorch/partitioners.py, torch/_functorch/aot_autograd.py (`aot
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 from unittest import mock
 
@@ -15,12 +15,11 @@ import torch
 from torch._functorch import config as functorch_config
 from torch._functorch import partitioners
 from torch._functorch.aot_autograd import aot_compile_joint_with_descriptors
-from torch._functorch.compile_utils import fx_graph_cse
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import CheckpointPolicy
 
-from workbench.torch_api.aot import LateBound, clone, parameter_of, written_by
+from workbench.torch_api.aot import LateBound, parameter_of, written_by
 from workbench.torch_api.ops import aliased_inputs, draws
 
 PARTITIONERS: dict[str, Callable[..., tuple[GraphModule, GraphModule]]] = {
@@ -36,19 +35,10 @@ IN_FORWARD = "must_be_in_forward"
 _CLASSIFY = partitioners.classify_nodes
 
 
-def memory_budget(share: float) -> AbstractContextManager[None]:
-    """Around `compile_joint`: the minimum cut may keep this share of what it would keep, and repeats more to do so."""
-    options: dict[str, Any] = {"activation_memory_budget": share}
-    if hasattr(functorch_config, _OPAQUE):  # a device mesh among the inputs holds no tensor
-        options[_OPAQUE] = True
-    patched: AbstractContextManager[None] = functorch_config.patch(**options)
-    return patched
-
-
-def compile_joint(joint: Any, by: str = "min_cut") -> tuple[Callable[..., Any], LateBound, LateBound]:
+def compile_joint(joint: Any, by: str, options: Mapping[str, Any]) -> tuple[Callable[..., Any], LateBound, LateBound]:
     """Partition with one of PARTITIONERS and wrap the pair in autograd; both bodies stay open.
 
-    torch would use `default_partition` here, which saves views of gathered weights.
+    options: as for `settings`. torch would use `default_partition` here, which saves views of gathered weights.
     """
     found: dict[str, LateBound] = {}
 
@@ -64,31 +54,24 @@ def compile_joint(joint: Any, by: str = "min_cut") -> tuple[Callable[..., Any], 
             save_old_values(graph)
         return PARTITIONERS[by](graph, *given, **options)
 
-    with settings():
+    with settings(options):
         function = aot_compile_joint_with_descriptors(
             joint, partition_fn=cut, fw_compiler=compiler("forward"), bw_compiler=compiler("backward"))
     return function, found["forward"], found["backward"]
 
 
-def cut(graph: GraphModule, results: int, share: float) -> tuple[GraphModule, GraphModule]:
-    """The minimum cut of a joint graph, which is changed. results: the number of outputs that are no gradients."""
+def cut(graph: GraphModule, results: int, options: Mapping[str, Any]) -> tuple[GraphModule, GraphModule]:
+    """The minimum cut of a joint graph, which is changed. results: the number of outputs that are no gradients.
+
+    To save some of the inputs costs nothing, as in `compile_joint`. torch means the parameters and buffers, and takes
+    the first inputs, as many as these are before each DTensor becomes a shard and a mesh.
+    """
     save_old_values(graph)
-    with settings(), memory_budget(share):
-        return partitioners.min_cut_rematerialization_partition(graph, [], num_fwd_outputs=results)
-
-
-def repeatable(node: Node) -> bool:
-    """Whether the operator is on torch's list of those that the minimum cut may compute again in the backward."""
-    return bool(partitioners.get_default_op_list().is_recomputable(node))
-
-
-def merged(graph: GraphModule) -> GraphModule:
-    """A copy as the minimum cut sees it: without dead code, and with one node for several equal ones, the first."""
-    copy = clone(graph)
-    copy.graph.eliminate_dead_code()
-    if functorch_config.cse:
-        copy.graph = fx_graph_cse(copy.graph)
-    return copy
+    names = {parameter_of(node) for node in graph.graph.find_nodes(op="placeholder")} - {None}
+    free = list(range(len(names)))
+    with settings(options):
+        return partitioners.min_cut_rematerialization_partition(
+            graph, [], num_fwd_outputs=results, static_lifetime_input_indices=free)
 
 
 def save_old_values(graph: GraphModule) -> None:
@@ -109,13 +92,19 @@ def save_old_values(graph: GraphModule) -> None:
 
 
 @contextlib.contextmanager
-def settings() -> Iterator[None]:
+def settings(options: Mapping[str, Any] = MappingProxyType({})) -> Iterator[None]:
     """Around each call of a partitioner: two decisions differ from torch's.
 
     torch decides by the operator's tag, and would save the generator's state for attention without dropout. On 2.13
     that state follows the saved meshes, where the runtime expects no tensors.
+
+    options: of torch._functorch.config, such as `activation_memory_budget`.
     """
-    with (mock.patch.object(partitioners, "has_recomputable_rng_ops", recomputes_draws),
+    changed = dict(options)
+    if options and hasattr(functorch_config, _OPAQUE):  # a device mesh among the inputs holds no tensor
+        changed[_OPAQUE] = True
+    with (functorch_config.patch(changed),
+          mock.patch.object(partitioners, "has_recomputable_rng_ops", recomputes_draws),
           mock.patch.object(partitioners, "classify_nodes", _classified)):
         yield
 

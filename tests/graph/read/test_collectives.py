@@ -7,7 +7,7 @@ from workbench.checks.lint import lint
 from workbench.checks.verdicts import Outcome
 from workbench.graph.facts import GraphFacts, set_facts
 from workbench.graph.read.collectives import exposed_in_node_order, launches, list_collectives
-from workbench.graph.read.memory import live_bytes
+from workbench.graph.read.peak import live_bytes
 from workbench.graph.read.simulated_run import simulated
 
 

@@ -1,11 +1,10 @@
 import torch
-from graphs_by_hand import C10D, DIM, backward_of, gather, group_name, shards, storage_roots, trace, two_layer_graph
+from graphs_by_hand import C10D, DIM, backward_of, gather, group_name, shards, storage_roots, trace
 
 from workbench.graph.read.memory import (
     alias_chain,
     gathered_parameters_kept,
     inputs_written,
-    live_bytes,
     parameter_gathers,
     roots,
     saved_tensors,
@@ -74,37 +73,6 @@ def test_schema_and_storage_agree(fake4):
     assert {by_storage[v] for v in views} <= {n for n in gm.graph.nodes if by_schema[n] is by_schema[views[0]]}
 
 
-def test_peak_frees_what_is_no_longer_read(fake4):
-    def chain(x):
-        return ((x + 1) * 2) - 3
-
-    gm = trace(chain, torch.ones(1000))
-    found = live_bytes(gm)
-    assert found.input_bytes == 4000
-    assert found.peak_bytes == 4000 + 2 * 4000, "input, one operand and its result"
-    assert found.holders[0][1] == 4000
-
-
-def test_peak_counts_a_storage_once(fake4):
-    gm = trace(lambda x: (x * 2).view(10, 100).t().contiguous().sum(), torch.ones(1000))
-    assert live_bytes(gm).peak_bytes == 4000 + 4000 + 4000
-
-
-def test_a_backward_graph_frees_what_it_was_given(fake4):
-    def step(saved, tangent):
-        return (saved * tangent).exp().exp()
-
-    kept = live_bytes(trace(step, torch.ones(1000), torch.ones(1000)))
-    freed = live_bytes(trace(step, torch.ones(1000), torch.ones(1000), graph="backward"))
-    assert (kept.peak_bytes, freed.peak_bytes) == (16_000, 12_000)
-
-
-def test_holders_name_what_is_alive_at_the_peak(fake4):
-    gm = two_layer_graph()
-    found = live_bytes(gm)
-    assert sum(size for _, size, _ in live_bytes(gm, holders=1000).holders) == found.peak_bytes == max(found.curve)
-
-
 def bucket(values):
     """Gather several values through one buffer that is filled in place, as bucketing does, and copy them out."""
     whole = values[0].new_empty(4 * sum(v.numel() for v in values))
@@ -149,18 +117,6 @@ def test_of_a_tuple_only_the_items_that_are_saved_are_held(fake4):
     rows = saved_tensors(gm, backward_of(gm))
     assert [row.held_bytes for row in rows] == [4096, 4096, 0]
     assert {row.root for row in rows} == {"native_layer_norm"}
-
-
-def test_an_item_of_a_tuple_lives_from_the_tuple_to_its_own_last_use(fake4):
-    def forward(x):
-        out, mean, _ = normed(x)
-        total = out.sum()
-        return [mean, total + torch.ones(8192, device=x.device).sum()]
-
-    profile = live_bytes(trace(forward, torch.randn(1024, 8)))
-    at = profile.nodes.index("native_layer_norm")
-    assert profile.curve[at] == 32768 + 32768 + 4096 + 4096  # the input and all three
-    assert profile.curve[profile.nodes.index("ones")] == 32768 + 4096 + 4 + 32768  # out and rstd are gone
 
 
 def test_a_write_into_an_input_is_seen_through_views(fake4):

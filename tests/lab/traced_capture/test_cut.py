@@ -8,8 +8,8 @@ from on_ranks import small
 
 from workbench import WorkbenchError, author_module, capture, partition
 from workbench.authoring.author import author
-from workbench.graph.read.memory import estimated_bytes
 from workbench.graph.read.nodes import is_backward, output_values
+from workbench.graph.read.peak import estimated_bytes
 from workbench.lab.traced_capture import checks
 from workbench.lab.traced_capture.cut import AGAIN, cut
 from workbench.pipeline.run_passes import run_joint

@@ -11,7 +11,7 @@ from unpacked import unpacked
 from workbench import WorkbenchError
 from workbench.checks.record import PassRecord
 from workbench.graph.read.cost import device_spec
-from workbench.graph.read.memory import live_bytes
+from workbench.graph.read.peak import live_bytes
 from workbench.graph.read.simulated_run import StepTimeline, simulated
 from workbench.notebook import draw
 from workbench.notebook.show import outputs

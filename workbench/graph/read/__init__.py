@@ -6,12 +6,12 @@
     diff            nodes added, removed, moved, rewired
     fused_cost      what fused kernels read, write and cost
     kernels         which kernel computes which nodes
-    memory          owners of storage, saved tensors, peak
+    memory          owners of storage, saved tensors
     nodes           kinds of nodes, and where each came from
     order           what stands between a collective's start and its wait
+    peak            bytes alive in node order, and the predicted peak of a step
     program         a graph as a program, a line a node
     replay          what a CUDA graph holds and saves
     simulated_run   a simulated step: compute, communication, exposure
-    snapshot        what the checks read of a graph
     timeline        when each node would run, from estimates
 """

@@ -1,16 +1,14 @@
-"""The node that owns each value's memory, the tensors saved for the backward, and the peak in node order."""
+"""The node that owns each value's memory, and the tensors saved for the backward."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from types import MappingProxyType
+from collections.abc import Collection
+from dataclasses import dataclass
 
 import torch
 
-from workbench.graph.facts import facts_of
 from workbench.graph.read.nodes import kind_of, module_path, output_values, provenance
-from workbench.torch_api.aot import is_parameter, is_tangent, parameter_of
+from workbench.torch_api.aot import is_parameter, is_tangent
 from workbench.torch_api.ops import (
     aliased_inputs,
     calls_of,
@@ -40,23 +38,23 @@ def roots(gm: Graph) -> dict[torch.fx.Node, torch.fx.Node]:
 def item_roots(gm: Graph, owner: dict[torch.fx.Node, torch.fx.Node]) -> dict[torch.fx.Node, torch.fx.Node]:
     """Like `roots`, but each item of an operator's tuple owns its own memory."""
     items: dict[tuple[torch.fx.Node, object], torch.fx.Node] = {}
-    found: dict[torch.fx.Node, torch.fx.Node] = {}
+    item_of: dict[torch.fx.Node, torch.fx.Node] = {}
     for node in gm.graph.nodes:
         root = owner[node]
         if root is node or not isinstance(root.meta.get("val"), list | tuple):
-            found[node] = root
+            item_of[node] = root
         elif (aliased := aliased_inputs(node)[0]) is root and op_name(node.target) == "operator.getitem":
-            found[node] = items.setdefault((root, node.args[1]), node)
+            item_of[node] = items.setdefault((root, node.args[1]), node)
         else:
-            found[node] = found[aliased]
-    return found
+            item_of[node] = item_of[aliased]
+    return item_of
 
 
 def inputs_written(gm: Graph) -> list[torch.fx.Node]:
     """The graph's inputs that some node writes to."""
     owner = roots(gm)
-    found = [owner[n] for node in calls_of(gm.graph, writes) for n in written_inputs(node)]
-    return [node for node in dict.fromkeys(found) if node.op == "placeholder"]
+    written = [owner[n] for node in calls_of(gm.graph, writes) for n in written_inputs(node)]
+    return [node for node in dict.fromkeys(written) if node.op == "placeholder"]
 
 
 def alias_chain(node: torch.fx.Node) -> list[torch.fx.Node]:
@@ -93,20 +91,19 @@ class Flow:
             for buffer in written_inputs(node):
                 self.writers.setdefault(self.owner[buffer], []).append(node)
         inputs = gm.graph.find_nodes(op="placeholder")
-        if not saved and any("desc" in n.meta for n in inputs):
-            found = set(filter(is_parameter, inputs))
-        else:
-            found = {n for n in inputs if "desc" not in n.meta or is_parameter(n)}
-        self._parameters: dict[torch.fx.Node, frozenset[torch.fx.Node] | None] = {
-            n: frozenset([n]) if n in found else None for n in inputs}
+        undescribed = saved or not any("desc" in n.meta for n in inputs)
+        self._parameters: dict[torch.fx.Node, frozenset[torch.fx.Node] | None] = {}
+        for node in inputs:
+            counts = is_parameter(node) or (undescribed and "desc" not in node.meta)
+            self._parameters[node] = frozenset([node]) if counts else None
 
     def sources(self, node: torch.fx.Node) -> list[torch.fx.Node]:
         """The nodes whose values `node` holds: its inputs, and for a buffer what is written into it."""
-        found = list(node.all_input_nodes)[: 1 if scales_to_float8(node) else None]
+        read = list(node.all_input_nodes)[: 1 if scales_to_float8(node) else None]
         for writer in self.writers.get(node, ()):
             filled = {self.owner[n] for n in written_inputs(writer)}
-            found += [n for n in writer.all_input_nodes if self.owner[n] not in filled]
-        return [n for n in found if isinstance(n.meta.get("val"), torch.Tensor | list | tuple)]
+            read += [n for n in writer.all_input_nodes if self.owner[n] not in filled]
+        return [n for n in read if isinstance(n.meta.get("val"), torch.Tensor | list | tuple)]
 
     def parameters(self, node: torch.fx.Node) -> frozenset[torch.fx.Node] | None:
         """The parameters whose values `node` holds, through views, casts, pads, collectives and bucketing alone.
@@ -116,11 +113,11 @@ class Flow:
         """
         if node not in self._parameters:
             self._parameters[node] = frozenset()  # a buffer may be reached again through its own writers
-            held: list[frozenset[torch.fx.Node] | None] = [None]
+            parts: list[frozenset[torch.fx.Node] | None] = [None]
             if node.op == "call_function" and (
                     kind_of(node) in _CARRIES or aliased_inputs(node) or scales_to_float8(node)):
-                held = [self.parameters(source) for source in self.sources(node)]
-            self._parameters[node] = None if None in held else frozenset().union(*held)  # type: ignore[arg-type]
+                parts = [self.parameters(source) for source in self.sources(node)]
+            self._parameters[node] = None if None in parts else frozenset().union(*parts)  # type: ignore[arg-type]
         return self._parameters[node]
 
 
@@ -213,85 +210,6 @@ def saved_tensors(forward: Graph, backward: Graph) -> list[SavedTensor]:
     return rows
 
 
-def estimated_bytes(*graphs: Graph) -> dict[str, int]:
-    """`peak_<graph>` bytes of each graph in node order, and `saved` bytes where both forward and backward are given."""
-    names = [facts_of(graphs[0]).part] if len(graphs) == 1 else ["forward", "backward"]
-    found = {f"peak_{name}": live_bytes(graph).peak_bytes for name, graph in zip(names, graphs, strict=True)}
-    if len(graphs) == 2:
-        found["saved"] = sum(row.held_bytes for row in saved_tensors(*graphs))
-    return found
-
-
 def gathered_parameters_kept(forward: Graph, backward: Graph, copies: bool = False) -> list[SavedTensor]:
     """Saved tensors that keep the memory of a gathered parameter alive; with `copies`, also plain copies of one."""
     return [row for row in saved_tensors(forward, backward) if row.gathered and (copies or not row.copied)]
-
-
-@dataclass(frozen=True)
-class MemoryProfile:
-    """Estimated bytes alive while each node runs, in node order, without workspaces and fragmentation.
-
-    holders: (name, bytes, parameter or module) of the largest values alive at the peak. curve: bytes at each node.
-    """
-
-    peak_bytes: int
-    peak_node: str
-    input_bytes: int
-    holders: tuple[tuple[str, int, str], ...]
-    curve: tuple[int, ...] = field(repr=False)
-    nodes: tuple[str, ...] = field(default=(), repr=False)
-
-    def __str__(self) -> str:
-        lines = [f"peak {self.peak_bytes:,} B at {self.peak_node}, {self.input_bytes:,} B of it inputs"]
-        return "\n".join(lines + [f"  {size:>14,} B  {name}  {module}" for name, size, module in self.holders])
-
-
-def freed_by_graph(node: torch.fx.Node, backward: bool) -> bool:
-    """Whether a graph frees this input after its last use: what is saved for a backward, and tangents."""
-    return backward and not node.name.startswith("primals") and parameter_of(node) is None
-
-
-def live_bytes(gm: Graph, holders: int = 8, *, runs_at: Mapping[torch.fx.Node, torch.fx.Node] = MappingProxyType({}),
-               unwritten: Collection[torch.fx.Node] = (), keeps_saved: bool = False) -> MemoryProfile:
-    """Peak memory of the graph's values, where each is freed after its last use.
-
-    Inputs live until the end, except the saved tensors and tangents of a backward graph, which it frees unless
-    `keeps_saved`. Where kernels are fused: runs_at, the node at whose place another one runs, and unwritten, those that
-    take no memory.
-    """
-    nodes: Sequence[torch.fx.Node] = list(gm.graph.nodes)
-    tensor = roots(gm)
-    owner = item_roots(gm, tensor)
-    backward = facts_of(gm).part == "backward" and not keeps_saved
-    place = {n: i for i, n in enumerate(nodes)}
-    position = place | {n: place[at] for n, at in runs_at.items()}
-    last: dict[torch.fx.Node, int] = {}
-    for node in nodes:
-        for used in (node, *node.all_input_nodes):
-            last[owner[used]] = max(position[node], last.get(owner[used], 0))
-    size = {n: 0 if n in unwritten else own_bytes(n) for n in last}
-    made = [0] * len(nodes)
-    for node in last:
-        if tensor[node] is not node:  # an item: made with its tuple, whose other items are counted apart
-            size[tensor[node]] -= size[node]
-    inputs = {n for n in last if n.op in ("placeholder", "get_attr")}
-    freed = [0] * len(nodes)
-    for node, i in last.items():
-        if node not in inputs:
-            made[position[tensor[node]]] += size[node]
-        if node not in inputs or freed_by_graph(node, backward):
-            freed[i] += size[node]
-    now = peak = start = sum(size[n] for n in inputs)
-    at, curve = 0, []
-    for i in range(len(nodes)):
-        now += made[i]
-        curve.append(now)
-        if now > peak:
-            peak, at = now, i
-        now -= freed[i]
-    alive = [n for n in last if (n in inputs or position[tensor[n]] <= at)
-             and (last[n] >= at or (n in inputs and not freed_by_graph(n, backward)))]
-    alive.sort(key=lambda n: -size[n])
-    named = tuple((n.name, size[n], parameter_of(n) or module_path(n)) for n in alive[:holders])
-    return MemoryProfile(peak, nodes[at].name if nodes else "", start, named, tuple(curve),
-                         tuple(n.name for n in nodes))

@@ -1,69 +1,49 @@
-"""Tags for the partitioner, by a plan that is solved on the joint graph."""
+"""Have the partition use the budget that the plan has come to, and hold the result against the plan."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-import torch.distributed as dist
-from torch.fx import GraphModule, Node
-from torch.utils.checkpoint import CheckpointPolicy
+from torch.fx import GraphModule
 
 from workbench.graph.facts import facts_of
-from workbench.graph.read.cost import device_spec
-from workbench.graph.read.timeline import Estimates, estimates_of
-from workbench.graph.saving.choose import choose, fix
-from workbench.graph.saving.partitioner import torch_cut
-from workbench.graph.saving.plan import MemoryPlan
-from workbench.graph.saving.values import Producer, Stored, read_values, repeating_ms, without_tangents
 from workbench.lab.memory_budget import BudgetOptions
-from workbench.lab.memory_budget.effects import kept, planned
-from workbench.passes.registry import register_pass
-from workbench.torch_api import partitioning
-from workbench.torch_api.ops import world_kind
+from workbench.lab.memory_budget.plan import MemoryPlan, make_plan, read_cut, settings
+from workbench.passes.effect import Effect
+from workbench.passes.registry import Graphs, register_pass
+
+
+def planned(before: Graphs, after: Graphs, options: BudgetOptions) -> Effect:
+    """The partition is to save less than it would."""
+    plan: MemoryPlan = facts_of(after[0]).plan
+    less = plan.cut.bytes < plan.before.bytes
+    evidence = {"budget": plan.budget, "saved_bytes": plan.cut.bytes, "without": plan.before.bytes,
+                "share": plan.cut.share, "longer_ms": round(plan.ms, 4), "estimated_for": plan.device}
+    return Effect(less, "" if less else "what is saved without a budget fits", evidence)
+
+
+def kept(graphs: Graphs, options: BudgetOptions) -> Effect:
+    """The partition saves and repeats what the plan says, and fits the budget."""
+    plan: MemoryPlan | None = facts_of(graphs[0]).plan
+    if plan is None:
+        return Effect(False, "the partitioned graphs have no plan", {})
+    cut = read_cut(graphs, options, plan.cut.share)
+    differences = {
+        "saved beyond the plan": set(cut.saved) - set(plan.cut.saved),
+        "planned and not saved": set(plan.cut.saved) - set(cut.saved),
+        "planned to be computed again, and not in the backward": set(plan.cut.again) - set(cut.again),
+    }
+    problems = [f"{what}: {', '.join(sorted(names)[:3])}" for what, names in differences.items() if names]
+    if cut.bytes > plan.budget:
+        problems.append(f"{cut.bytes:,} bytes are saved, and the budget is {plan.budget:,}")
+    evidence = {"saved_bytes": cut.bytes, "budget": plan.budget, "saved": len(cut.saved)}
+    return Effect(not problems, "; ".join(problems), evidence)
 
 
 @register_pass("memory_budget", effect=planned, partition_effect=kept)
 def memory_budget(gm: GraphModule, example_inputs: list[Any], *, options: BudgetOptions) -> GraphModule:
-    """Tag each forward tensor that the backward needs: saved, or computed again.
-
-    Raises WorkbenchError for a budget below what must be saved, and for a pattern that matches nothing.
-    """
-    partitioning.save_old_values(gm)
-    producers, plan = plan_of(gm, options)
-    facts_of(gm).plan = plan
-    chosen = {c.name: c.choice for c in plan.choices}
-    named = {n.name: n for n in gm.graph.nodes}
-    for made in producers:
-        for each in made.results:
-            _tag(named, made, each, chosen.get(each.node.name))
-    for node in without_tangents(gm):
-        node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
+    """Raises WorkbenchError for a budget below what torch's smallest cut saves."""
+    facts = facts_of(gm)
+    facts.plan = make_plan(gm, options)
+    facts.partition_options |= settings(options, facts.plan.cut.share)
     return gm
-
-
-def plan_of(gm: GraphModule, options: BudgetOptions) -> tuple[list[Producer], MemoryPlan]:
-    """The forward's producers, and the plan; rank 0's on all ranks."""
-    known: Estimates = estimates_of(gm, options)
-    spec = device_spec(options.device)
-    seen = partitioning.merged(gm) if facts_of(gm).partitioner else gm
-    ms = repeating_ms(seen, spec, known, options.fused)
-    producers = read_values(seen, ms, collectives=options.collectives)
-    now = 0 if options.gib is not None else torch_cut(gm, producers).bytes
-    fix(producers, options.keep, options.recompute)
-    plan = choose(producers, options.bytes(now), f"{spec.name}, {spec.trust}")
-    if world_kind() in ("gloo", "nccl"):
-        shared = [plan]
-        dist.broadcast_object_list(shared, src=0)
-        plan = shared[0]
-    return producers, plan
-
-
-def _tag(named: Mapping[str, Node], made: Producer, each: Stored, choice: str | None) -> None:
-    """Nodes that the backward does not need stay without a tag: one would ask the partitioner for their inputs."""
-    if choice is None or made.decided:
-        return
-    save, again = CheckpointPolicy.MUST_SAVE, CheckpointPolicy.MUST_RECOMPUTE
-    for node in each.views:
-        named[node.name].meta["recompute"] = save if choice != "recompute" and node in each.holders else again
-    named[made.node.name].meta["recompute"] = save if choice != "recompute" else again

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
@@ -37,31 +36,29 @@ def can_leave(forward: GraphModule) -> dict[int, Node]:
     Each fills memory of its own, which nothing else that leaves the graph shares, and no parameter is gathered into.
     """
     values = output_values(forward)
-    results = facts_of(forward).step.results
     owner = roots(forward)
-    held = Counter(owner[v] for v in values if isinstance(v, Node))
-    touched = {owner[n] for node in calls_of(forward.graph, writes) for n in written_inputs(node)}
+    shared = Counter(owner[value] for value in values if isinstance(value, Node))
+    written = {owner[node] for call in calls_of(forward.graph, writes) for node in written_inputs(call)}
     moved = parameter_moves(forward)
-    found = {}
-    for place, node in enumerate(values[results:]):
-        value = node.meta.get("val") if isinstance(node, Node) else None
-        if not isinstance(node, Node) or not fills_its_memory(value):
+    leaving = {}
+    for place, node in enumerate(values[facts_of(forward).step.results:]):
+        if not isinstance(node, Node) or not fills_its_memory(value := node.meta.get("val")):
             continue
         root = owner[node]
-        alone = held[root] == 1 and root not in touched and tensor_bytes(value) == own_bytes(root)
+        alone = shared[root] == 1 and root not in written and tensor_bytes(value) == own_bytes(root)
         if alone and root.op == "call_function" and root not in moved:
-            found[place] = node
-    return found
+            leaving[place] = node
+    return leaving
 
 
 def hidden(nodes: dict[int, Node], costs: Costs, clock: Clock) -> dict[int, Node]:
-    """Those whose copies, one after another as the values are made, end before the forward does."""
-    found, free = {}, 0.0
-    for place, node in sorted(nodes.items(), key=lambda each: clock.finish[each[1]]):
+    """Those whose copies, one after another as the values are computed, end before the forward does."""
+    chosen, free = {}, 0.0
+    for place, node in sorted(nodes.items(), key=lambda item: clock.finish[item[1]]):
         ends = max(free, clock.finish[node]) + costs.spec.copying_ms(tensor_bytes(node.meta["val"]))
         if ends <= clock.now:
-            found[place], free = node, ends
-    return found
+            chosen[place], free = node, ends
+    return chosen
 
 
 def send(forward: GraphModule, nodes: dict[int, Node], costs: Costs) -> None:
@@ -69,38 +66,38 @@ def send(forward: GraphModule, nodes: dict[int, Node], costs: Costs) -> None:
 
     The wait, until which the device holds the tensor, stands where the copy ends, as estimated.
     """
-    clock, order, free = simulate(forward.graph.nodes, costs), list(forward.graph.nodes), 0.0
+    clock, order = simulate(forward.graph.nodes, costs), list(forward.graph.nodes)
     mode, output = fake_mode_of(forward), forward.graph.output_node()
     values, results = output_values(forward), facts_of(forward).step.results
-    for place, node in sorted(nodes.items(), key=lambda each: clock.finish[each[1]]):
-        free = max(free, clock.finish[node]) + costs.spec.copying_ms(tensor_bytes(node.meta["val"]))
-        later = [n for n in order[order.index(node) + 1:] if n.op == "call_function" and clock.begin[n] >= free]
-        host = NodeMaker(forward.graph, node.next, mode, node)(TO_HOST, node, list(node.meta["val"].stride()))
-        until = later[0].next if later else output
+    free = 0.0
+    for place, node in sorted(nodes.items(), key=lambda item: clock.finish[item[1]]):
+        value = node.meta["val"]
+        free = max(free, clock.finish[node]) + costs.spec.copying_ms(tensor_bytes(value))
+        later = (n.next for n in order[order.index(node) + 1:]
+                 if n.op == "call_function" and clock.begin[n] >= free)
+        until = next(later, output)
+        host = NodeMaker(forward.graph, node.next, mode, node)(TO_HOST, node, list(value.stride()))
         values[results + place] = NodeMaker(forward.graph, until, mode, node)(WAIT, host, node)
     output.args = (tuple(values),)
 
 
-def bring_back(backward: GraphModule, names: Sequence[str], devices: Sequence[Any], costs: Costs) -> None:
-    """Copy the inputs of these names back to the device in time for their first readers, which wait for the copies.
+def bring_back(backward: GraphModule, nodes: Sequence[Node], costs: Costs) -> None:
+    """Copy these inputs back to the device in time for their first readers, which wait for the copies.
 
     The last reader's copy is placed first, as late as it is hidden, and each other copy ends before the next starts.
     """
-    clock, order = simulate(backward.graph.nodes, costs), list(backward.graph.nodes)
+    clock = simulate(backward.graph.nodes, costs)
     mode = fake_mode_of(backward)
-    inputs = {n.name: n for n in backward.graph.find_nodes(op="placeholder")}
-    first = {name: min(n for n in inputs[name].users) for name in names}
-    calls = [n for n in order if n.op == "call_function"]
+    calls = [node for node in backward.graph.nodes if node.op == "call_function"]
+    first = {node: min(node.users) for node in nodes}
     free = float("inf")
-    for name, device in sorted(zip(names, devices, strict=True), key=lambda each: first[each[0]], reverse=True):
-        node, reader = inputs[name], first[name]
-        needed = clock.begin.get(reader, clock.now)
-        free = min(free, needed) - costs.spec.copying_ms(tensor_bytes(node.meta["val"]))
-        before = next((n for n in calls if clock.begin[n] > max(free, 0.0)), reader)
-        readers = list(node.users)
+    for node in sorted(nodes, key=first.__getitem__, reverse=True):
+        reader, readers, value = first[node], list(node.users), node.meta["val"]
+        free = min(free, clock.begin.get(reader, clock.now)) - costs.spec.copying_ms(tensor_bytes(value))
+        before = next((call for call in calls if clock.begin[call] > max(free, 0.0)), reader)
         with mode or nullcontext():
-            node.meta["val"] = node.meta["val"].to("cpu")
-        made = NodeMaker(backward.graph, min(before, reader), mode, node)(TO_DEVICE, node, device)
-        back = NodeMaker(backward.graph, reader, mode, node)(WAIT, made, node)
+            node.meta["val"] = value.to("cpu")
+        copy = NodeMaker(backward.graph, min(before, reader), mode, node)(TO_DEVICE, node, value.device)
+        back = NodeMaker(backward.graph, reader, mode, node)(WAIT, copy, node)
         for user in readers:
             user.replace_input_with(node, back)

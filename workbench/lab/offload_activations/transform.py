@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 from workbench.errors import WorkbenchError
 from workbench.graph.facts import facts_of
@@ -27,42 +28,49 @@ def on_the_host(before: Graphs, after: Graphs, options: OffloadOptions) -> Effec
     """What is saved on the device is less by every tensor that was copied, and each copy comes back."""
     was, now = (sum(row.held_bytes for row in saved_tensors(*graphs)) for graphs in (before, after))
     sent, back = (calls_of(gm.graph, lambda target: host_copy(target) is not None) for gm in after)
-    size = sum(tensor_bytes(n.meta["val"]) for n in sent)
-    owner = roots(after[0])
-    kept = {owner[v]: v for v in output_values(after[0]) if hasattr(v, "users")}
-    still = [(n.all_input_nodes[0], kept[root]) for n in sent if (root := owner[n.all_input_nodes[0]]) in kept]
-    exposed = [round(sum(simulate(gm.graph.nodes, order_costs(options, gm)).exposed_ms for gm in graphs), 4)
-               for graphs in (before, after)]
-    evidence = {"offloaded": len(sent), "bytes": size, "could_leave": len(can_leave(before[0])),
-                "saved_bytes": [was, now], "exposed_ms": exposed}
+    size = sum(tensor_bytes(node.meta["val"]) for node in sent)
+    could = can_leave(before[0])
+    evidence = {"offloaded": len(sent), "bytes": size, "could_leave": len(could),
+                "saved_bytes": [was, now],
+                "exposed_ms": [_exposed(before, options), _exposed(after, options)]}
     if not sent:
-        return Effect(False, _why_none(before[0], options), evidence)
-    if still:
-        return Effect(False, f"{still[0][0].name} was copied to the host, and {still[0][1].name}, in the same memory, "
-                             "is still saved on the device", evidence)
+        return Effect(False, _why_none(before[0], could, options), evidence)
+    owner = roots(after[0])
+    kept = {owner[value]: value.name for value in output_values(after[0]) if isinstance(value, Node)}
+    for node in sent:
+        source = node.all_input_nodes[0]
+        if owner[source] in kept:
+            return Effect(False, f"{source.name} was copied to the host, and {kept[owner[source]]}, in "
+                                 "the same memory, is still saved on the device", evidence)
     if len(back) != len(sent) or was - now != size:
-        return Effect(False, f"{len(sent)} tensors of {size:,} bytes were sent, {len(back)} come back, and the device "
-                             f"saves {was - now:,} bytes less", evidence)
+        return Effect(False, f"{len(sent)} tensors of {size:,} bytes were sent, {len(back)} come back, "
+                             f"and the device saves {was - now:,} bytes less", evidence)
     device = sent[0].all_input_nodes[0].meta["val"].device.type
-    return Effect(True, _PLAIN if device == "cpu" and facts_of(before[0]).world != "fake" else "", evidence)
+    plain = device == "cpu" and facts_of(before[0]).world != "fake"
+    return Effect(True, _PLAIN if plain else "", evidence)
 
 
-def _why_none(forward: GraphModule, options: OffloadOptions) -> str:
-    found = can_leave(forward)
-    large = {p: n for p, n in found.items() if tensor_bytes(n.meta["val"]) >= options.min_bytes}
-    if not found:
+def _exposed(graphs: Graphs, options: OffloadOptions) -> float:
+    clocks = [simulate(gm.graph.nodes, order_costs(options, gm)) for gm in graphs]
+    return round(sum(clock.exposed_ms for clock in clocks), 4)
+
+
+def _why_none(forward: GraphModule, could: dict[int, Node], options: OffloadOptions) -> str:
+    if not could:
         return "no saved tensor has memory of its own"
-    if not large:
-        return f"none of {len(found)} tensors has {options.min_bytes:,} bytes: set min_bytes lower"
-    if not _wanted(forward, large, options):
-        return f"none of {len(large)} tensors belongs to {', '.join(options.modules)}"
-    return f"no copy of {len(large)} tensors ends before the forward does, as estimated: set choose to \"all\""
+    if not any(tensor_bytes(node.meta["val"]) >= options.min_bytes for node in could.values()):
+        return f"none of {len(could)} tensors has {options.min_bytes:,} bytes: set min_bytes lower"
+    if not _wanted(forward, could, options):
+        return f"none of {len(could)} tensors belongs to {', '.join(options.modules)}"
+    return (f"no copy of {len(could)} tensors ends before the forward does, as estimated: "
+            'set choose to "all"')
 
 
-def _wanted(forward: GraphModule, found: dict[int, Any], options: OffloadOptions) -> dict[int, Any]:
-    inside = {n for path in options.modules for n in find_nodes(forward, module=path)}
-    return {place: node for place, node in found.items()
-            if tensor_bytes(node.meta["val"]) >= options.min_bytes and (node in inside or not options.modules)}
+def _wanted(forward: GraphModule, could: dict[int, Node], options: OffloadOptions) -> dict[int, Node]:
+    inside = {node for path in options.modules for node in find_nodes(forward, module=path)}
+    return {place: node for place, node in could.items()
+            if tensor_bytes(node.meta["val"]) >= options.min_bytes
+            and (node in inside or not options.modules)}
 
 
 def order_costs(options: OffloadOptions, gm: GraphModule) -> Costs:
@@ -79,22 +87,23 @@ def offload_activations(gm: GraphModule, example_inputs: list[Any], *, options: 
     costs = order_costs(options, gm)
     if facts.part == "forward":
         require_alone()
-        found = _wanted(gm, can_leave(gm), options)
-        _require_device(found)
+        nodes = _wanted(gm, can_leave(gm), options)
+        require_device(nodes.values())
         if options.choose == "hidden":
-            found = hidden(found, costs, simulate(gm.graph.nodes, costs))
-        facts.step.offloaded = tuple(sorted(found))
-        send(gm, found, costs)
+            nodes = hidden(nodes, costs, simulate(gm.graph.nodes, costs))
+        facts.step.offloaded = tuple(sorted(nodes))
+        send(gm, nodes, costs)
         return gm
     inputs = gm.graph.find_nodes(op="placeholder")
     order = facts.step.saved_order or range(len(inputs))
-    leaving = [n for n, place in zip(inputs, order, strict=False) if place in facts.step.offloaded]
-    bring_back(gm, [n.name for n in leaving], [n.meta["val"].device for n in leaving], costs)
+    bring_back(gm, [node for node, place in zip(inputs, order, strict=False)
+                    if place in facts.step.offloaded], costs)
     return gm
 
 
-def _require_device(found: dict[int, Any]) -> None:
-    kinds = {n.meta["val"].device.type for n in found.values()}
+def require_device(nodes: Iterable[Node]) -> None:
+    """Raise WorkbenchError for tensors of another device than a CUDA GPU or a CPU."""
+    kinds = {node.meta["val"].device.type for node in nodes}
     if other := kinds - {"cpu", "cuda"}:
         raise WorkbenchError(f"pass 'offload_activations': it copies from CUDA GPUs, and these tensors are on "
                              f"{min(other)}: drop the pass")

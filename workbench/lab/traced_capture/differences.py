@@ -12,12 +12,12 @@ from typing import Any
 
 from torch.fx import GraphModule, Node
 
+from workbench.checks.snapshot import spec_of
 from workbench.errors import no_exit
 from workbench.graph.facts import facts_of
 from workbench.graph.read.collectives import Groups, list_collectives
 from workbench.graph.read.diff import displaced
 from workbench.graph.read.nodes import is_backward, kind_of, provenance
-from workbench.graph.read.snapshot import spec_of
 from workbench.lab.traced_capture.cut import gradients_of
 from workbench.recipe.wording import counted
 from workbench.torch_api import aot

@@ -10,7 +10,7 @@ from torch.fx import GraphModule
 
 from workbench.checks.record import PassRecord
 from workbench.graph.partition import ForwardBackward
-from workbench.graph.read.memory import MemoryProfile, live_bytes
+from workbench.graph.read.peak import MemoryProfile, live_bytes
 from workbench.notebook.draw.colors import BLUE, GREY, INK, RED
 from workbench.notebook.draw.graphs import by_title
 from workbench.notebook.draw.picture import Picture, finish, panels, shortened

@@ -7,17 +7,18 @@ import re
 import pytest
 import torch
 from on_ranks import build_with, calls, outcomes, small
+from passes.conftest import captured_once, through, two_layers  # noqa: F401
 from torch import nn
 
 from workbench import WorkbenchError, as_backend, run_partitioned
 from workbench.checks import order
 from workbench.checks.lint import lint
 from workbench.graph.facts import facts_of
-from workbench.graph.read.memory import live_bytes, saved_tensors
+from workbench.graph.read.memory import saved_tensors
 from workbench.graph.read.nodes import module_path, output_values
+from workbench.graph.read.peak import live_bytes
 from workbench.graph.read.simulated_run import simulated
-from workbench.lab.offload_activations.copies import can_leave
-from workbench.lab.offload_activations.transform import _require_device, on_the_host
+from workbench.lab.offload_activations.transform import on_the_host, require_device
 from workbench.pipeline.measured_run import Kernel, run_of_kernels
 from workbench.pipeline.run_passes import copy_graph
 from workbench.pipeline.step_profile import step_profile
@@ -37,7 +38,7 @@ def offload(**options):
 
 
 @pytest.fixture(scope="module")
-def offloaded(two_layers, through):
+def offloaded(two_layers, through):  # noqa: F811
     """The record of the pass on llama3 of two layers, every tensor sent that can be, and the pair."""
     records, pair, _ = through(two_layers, (), [offload()])
     return records[NAME], pair
@@ -67,49 +68,29 @@ def test_gradients_are_bitwise_the_same():
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
-def test_the_device_saves_less_by_what_was_sent(offloaded):
+def test_the_device_saves_less_and_holds_a_tensor_until_its_copy_has_ended(offloaded):
     record, pair = offloaded
     told = record.verdict("effect")
     was, now = told.evidence["saved_bytes"]
     assert told.outcome == "PASS" and was - now == told.evidence["bytes"] > 0
     assert told.evidence["offloaded"] == told.evidence["could_leave"] == len(calls(pair.backward, TO_DEVICE))
-    assert sum(row.held_bytes for row in saved_tensors(*pair.graphs)) == now
-    before, after = record.memory
-    assert after["saved"] == now and after["peak_backward"] < before["peak_backward"]
-    assert after["peak_forward"] <= before["peak_forward"]
+    assert sum(row.held_bytes for row in saved_tensors(*pair.graphs)) == now == record.memory[1]["saved"]
+    assert record.memory[1]["peak_backward"] < record.memory[0]["peak_backward"]
+    later = copy_graph(pair.forward)
+    for wait in calls(later, WAIT):
+        later.graph.output_node().prepend(wait)
+    assert live_bytes(later).peak_bytes > live_bytes(pair.forward).peak_bytes
 
 
-def test_a_tensor_counts_until_its_copy_has_ended_and_not_longer(offloaded):
-    forward = copy_graph(offloaded[1].forward)
-    profile = live_bytes(forward)
-    for wait in calls(forward, WAIT):
-        forward.graph.output_node().prepend(wait)
-    forward.recompile()
-    assert live_bytes(forward).peak_bytes > profile.peak_bytes
-
-
-def test_copies_are_held_to_the_order(offloaded):
+def test_copies_are_held_to_the_order_and_one_that_starts_late_fails_it(offloaded):
     record, pair = offloaded
-    chosen = record.verdict("order")
-    kept = facts_of(pair.forward).step.order
-    assert chosen.outcome == "PASS" and any("to_device" in name for name in kept.hidden)
-    assert {span.lane for span in simulated(pair.by_part).collectives} >= {"to_host", "to_device"}
-
-
-def late(gm):
-    """Each copy back starts right in front of its wait."""
-    for start in calls(gm, TO_DEVICE):
-        min(start.users).prepend(start)
-    gm.recompile()
-    return gm
-
-
-def test_a_copy_that_starts_late_fails_the_order(offloaded):
-    pair = offloaded[1]
-    graphs = tuple(copy_graph(gm) for gm in pair.graphs)
-    late(graphs[1])
     chosen = facts_of(pair.forward).step.order
-    found = order.kept_after(chosen, graphs, "the graph")
+    assert record.verdict("order").outcome == "PASS" and any("to_device" in name for name in chosen.hidden)
+    assert {span.lane for span in simulated(pair.by_part).collectives} >= {"to_host", "to_device"}
+    late = copy_graph(pair.backward)
+    for start in calls(late, TO_DEVICE):
+        min(start.users).prepend(start)
+    found = order.kept_after(chosen, (pair.forward, late), "the graph")
     assert found.outcome == "FAIL" and "backward to_device" in found.message
     assert order.kept_after(chosen, pair.graphs, "the graph").outcome == "PASS"
 
@@ -147,9 +128,9 @@ def test_lint_finds_a_copy_without_its_wait(offloaded, fault, part, said):
     assert found.outcome == "FAIL" and re.search(said, found.message)
 
 
-def test_the_effect_finds_a_tensor_that_is_still_held_on_the_device(offloaded):
+def test_the_effect_finds_a_tensor_that_is_still_held_or_does_not_come_back(offloaded):
     record, pair = offloaded
-    forward = copy_graph(pair.forward)
+    forward, backward = map(copy_graph, pair.graphs)
     output, values = forward.graph.output_node(), output_values(forward)
     start = calls(forward, TO_HOST)[0]
     with forward.graph.inserting_before(output):
@@ -160,11 +141,6 @@ def test_the_effect_finds_a_tensor_that_is_still_held_on_the_device(offloaded):
     output.args = (tuple(view if i == place else v for i, v in enumerate(values)),)
     found = on_the_host(record.before, (forward, pair.backward), record.options)
     assert not found.happened and "in the same memory, is still saved on the device" in found.reason
-
-
-def test_the_effect_finds_a_tensor_that_does_not_come_back(offloaded):
-    record, pair = offloaded
-    backward = copy_graph(pair.backward)
     start = calls(backward, TO_DEVICE)[0]
     for wait in list(start.users):
         wait.replace_all_uses_with(start.args[0])
@@ -176,61 +152,39 @@ def test_the_effect_finds_a_tensor_that_does_not_come_back(offloaded):
 @pytest.mark.parametrize(("options", "said"), [
     ({"min_bytes": 1 << 40}, "tensors has 1,099,511,627,776 bytes: set min_bytes lower"),
     ({"modules": ("nowhere",)}, "tensors belongs to nowhere"),
-    ({"choose": "hidden", "device": "cpu"}, ""),
 ])
-def test_it_says_why_nothing_was_sent(two_layers, through, options, said):
+def test_it_says_why_nothing_was_sent(two_layers, through, options, said):  # noqa: F811
     told = through(two_layers, (), [offload(**options)])[0][NAME].verdict("effect")
-    assert said in told.message and (told.outcome == "NO_EFFECT" or not said)
+    assert told.outcome == "NO_EFFECT" and said in told.message
 
 
-def test_modules_choose_among_the_tensors(two_layers, through):
+def test_modules_and_hidden_choose_among_the_tensors(two_layers, through, offloaded):  # noqa: F811
     pair = through(two_layers, (), [offload(modules=("layers.*.feed_forward",))])[1]
     sent = calls(pair.forward, TO_HOST)
     assert sent and all(".feed_forward" in module_path(n) for n in sent)
-
-
-def test_hidden_copies_end_before_the_forward_does(two_layers, through):
     pair = through(two_layers, (), [offload(choose="hidden")])[1]
-    every = through(two_layers, (), [offload()])[1]
-    sent = [span for span in simulated({"forward": pair.forward}, fused=True).spans if span.lane == "to_host"]
-    assert 0 < len(sent) < len(calls(every.forward, TO_HOST))
-    assert sum(span.exposed for span in sent) < 0.05 * sum(span.ms for span in sent)
+    spans = [span for span in simulated({"forward": pair.forward}, fused=True).spans if span.lane == "to_host"]
+    assert 0 < len(spans) < len(calls(offloaded[1].forward, TO_HOST))
+    assert sum(span.exposed for span in spans) < 0.05 * sum(span.ms for span in spans)
 
 
-def test_a_view_and_a_result_stay_on_the_device(two_layers, through):
-    pair = through(two_layers, (), [])[1]
-    found = can_leave(pair.forward)
-    results = facts_of(pair.forward).step.results
-    assert found and not set(output_values(pair.forward)[:results]) & set(found.values())
-    assert all(n.op == "call_function" for n in found.values())
-
-
-def test_another_device_than_a_gpu_or_a_cpu_is_refused():
-    graph = torch.fx.Graph()
-    node = graph.placeholder("x")
+def test_what_cannot_be_copied_is_refused(two_layers, through, monkeypatch):  # noqa: F811
+    node = torch.fx.Graph().placeholder("x")
     node.meta["val"] = torch.empty(2, device="meta")
     with pytest.raises(WorkbenchError, match="copies from CUDA GPUs, and these tensors are on meta"):
-        _require_device({0: node})
-
-
-def test_beside_torchs_own_offloading_it_is_refused(two_layers, through):
+        require_device([node])
     pair = through(two_layers, (), [])[1]
     with (torch._functorch.config.patch(enable_activation_offloading=True),
           pytest.raises(WorkbenchError, match="enable_activation_offloading is on.*turn it off")):
         run_partitioned(pair, [offload()])
+    assert "must come before" in check_passes([], [NAME, "transformer_block_bucketing"])[0]
 
-
-def test_a_host_without_pinned_memory_is_refused(monkeypatch):
     def none(*_, **keywords):
         raise RuntimeError("Cannot access accelerator device")
 
     monkeypatch.setattr(torch, "empty", none)
     with pytest.raises(WorkbenchError, match="no pinned host memory: Cannot access"):
         host_copies.require_pinned()
-
-
-def test_it_stands_behind_the_passes_that_move_collectives():
-    assert "must come before" in check_passes([], [NAME, "transformer_block_bucketing"])[0]
 
 
 def test_the_operators_keep_strides_and_have_fakes():
@@ -249,27 +203,18 @@ def test_the_operators_keep_strides_and_have_fakes():
 SENT, BACK = "Memcpy DtoH (Device -> Pinned)", "Memcpy HtoD (Pinned -> Device)"
 
 
-def test_a_profile_tells_copies_from_compute():
+def test_a_profile_tells_copies_from_compute_and_a_measured_step_names_them(offloaded):
     found = step_profile([("gemm", 0, 1000), (SENT, 500, 2000), ("Memcpy HtoD (Pageable -> Device)", 3000, 3500)])
     assert (found.kernels_ms, found.copies_ms, found.exposed_copies_ms, found.nccl_ms) == (1.5, 1.5, 1.0, 0.0)
     assert "host copies 1.5 ms, 1.0 ms of it exposed" in str(found)
-
-
-def test_a_measured_step_names_the_copies(offloaded):
     pair = offloaded[1]
-    sent, back = len(calls(pair.forward, TO_HOST)), len(calls(pair.backward, TO_DEVICE))
-    kernels = [Kernel(SENT, 7, 10.0 * i, 10.0 * i + 5) for i in range(sent)]
-    kernels += [Kernel(BACK, 8, 1e4 + 10.0 * i, 1e4 + 10.0 * i + 5) for i in range(back)]
-    found = run_of_kernels([*kernels, Kernel("gemm", 1, 0.0, 12.0)], pair.by_part, "written by hand")
-    names = {f"{s.part} {s.name}": s for s in found.collectives}
-    assert {n.name for n in calls(pair.forward, TO_HOST)} == {s.name for s in names.values() if s.part == "forward"}
-    assert len(names) == sent + back and found.collectives[0].exposed == 0 < found.collectives[1].exposed
-
-
-def on_ranks(fault):
-    recipe = small({"dp_shard": 2}, passes=(offload().as_toml(),))
-    found = build_with(recipe, "fault", swapped if fault else lambda gm: gm, stage="partitioned")
-    return {name: outcomes(found, name) for name in (NAME, "fault")}
+    sent, back = calls(pair.forward, TO_HOST), calls(pair.backward, TO_DEVICE)
+    kernels = [Kernel(SENT, 7, 10.0 * i, 10.0 * i + 5) for i in range(len(sent))]
+    kernels += [Kernel(BACK, 8, 1e4 + 10.0 * i, 1e4 + 10.0 * i + 5) for i in range(len(back))]
+    run = run_of_kernels([*kernels, Kernel("gemm", 1, 0.0, 12.0)], pair.by_part, "written by hand")
+    assert {n.name for n in sent} == {s.name for s in run.collectives if s.part == "forward"}
+    assert len(run.collectives) == len(sent) + len(back)
+    assert run.collectives[0].exposed == 0 < run.collectives[1].exposed
 
 
 def swapped(gm):
@@ -285,14 +230,16 @@ def swapped(gm):
     return gm
 
 
+def on_ranks(fault):
+    recipe = small({"dp_shard": 2}, passes=(offload().as_toml(),))
+    found = build_with(recipe, "fault", swapped if fault else lambda gm: gm, stage="partitioned")
+    return {name: outcomes(found, name) for name in (NAME, "fault")}
+
+
 @pytest.mark.ranks
-def test_on_ranks_the_bits_stay_and_the_effect_says_that_a_cpu_saves_nothing(pool2):
+def test_on_ranks_the_bits_stay_and_tensors_in_each_others_place_are_found(pool2):
     for found in pool2.run(on_ranks, False):
         outcome, message = found[NAME]["numerics"]
         assert outcome == "PASS" and "bitwise" in message
         assert found[NAME]["effect"][0] == "PASS" and "nothing is saved" in found[NAME]["effect"][1]
-
-
-@pytest.mark.ranks
-def test_numerics_finds_tensors_that_come_back_in_each_others_place(pool2):
     assert pool2.run(on_ranks, True)[0]["fault"]["numerics"][0] == "FAIL"

@@ -1,0 +1,198 @@
+"""memory_budget: torch's cut fits the budget, the partition keeps the plan, and each fault is seen."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+import torch
+from on_ranks import FSDP4, FSDP_TP, small, trajectory
+
+from workbench.authoring.author import author, author_module
+from workbench.checks.verdicts import Outcome
+from workbench.errors import WorkbenchError
+from workbench.graph.capture import capture
+from workbench.graph.facts import facts_of
+from workbench.graph.partition import partition
+from workbench.graph.read.nodes import is_compute
+from workbench.lab.memory_budget import BudgetOptions
+from workbench.lab.memory_budget import plan as plans
+from workbench.lab.memory_budget import transform as budget_pass
+from workbench.lab.memory_budget.plan_table import compared, memory_plan
+from workbench.passes import registry
+from workbench.passes.activation_checkpointing import checkpoint_rule
+from workbench.pipeline.run_passes import JOINT, choose, run_joint, saved_bytes
+from workbench.recipe.recipe import RecipeError
+from workbench.recipe.sections import PassSpec
+from workbench.torch_api.ops import draws
+
+pytestmark = pytest.mark.integration
+NAME = "memory_budget"
+
+
+def spec(**options):
+    return PassSpec(name=NAME, options=options)
+
+
+def long(joint=()):
+    """Sequences so long that activations, and not gathered weights, are most of what is saved."""
+    return small(FSDP4, joint, layers=2).override({"data.seq_len": 256})
+
+
+@pytest.fixture(scope="module")
+def two(fake4):
+    """llama3 of two layers on dp_shard 4, without values."""
+    return capture(author(long(), fake4))
+
+
+def through(joint, *specs):
+    """(record of the last pass, pair)"""
+    joint = joint.fork()
+    records = run_joint(joint, specs)
+    return records[-1], partition(joint)
+
+
+def products_again(pair):
+    forward = {node.name for node in pair.forward.graph.nodes}
+    return [n for n in pair.backward.graph.nodes if n.name in forward and is_compute(n)]
+
+
+@pytest.mark.parametrize(("fraction", "before"), [(0.8, ()), (0.6, ()), (0.5, ("reshard_after_forward",))])
+def test_the_partition_is_as_planned_and_uses_the_budget(two, fraction, before):
+    record, pair = through(two, *before, spec(fraction=fraction))
+    plan = facts_of(pair.forward).plan
+    assert record.verdict("effect").outcome is Outcome.PASS, record.verdict("effect").message
+    assert 0.7 * plan.budget < saved_bytes(pair) == plan.cut.bytes <= plan.budget < plan.before.bytes
+    assert plan.cut.peak < plan.before.peak and 0 < plan.cut.share < 1
+    assert {row.name for row in plan.choices if row.act == "save"} == set(plan.cut.saved)
+
+
+def test_less_memory_costs_products(two):
+    pairs = [through(two, spec(fraction=fraction))[1] for fraction in (0.9, 0.7, 0.5)]
+    assert all(len(products_again(a)) <= len(products_again(b)) for a, b in itertools.pairwise(pairs))
+    plan = facts_of(pairs[-1].forward).plan
+    assert {name for name, ms in plan.cut.again.items() if ms} == {n.name for n in products_again(pairs[-1])} != set()
+    assert plan.ms > 0 and sum(row.ms for row in plan.choices) == pytest.approx(sum(plan.cut.again.values()))
+
+
+def test_a_budget_that_holds_all_changes_nothing_and_says_so(two):
+    record, pair = through(two, spec(fraction=1.0))
+    found = record.verdict("effect")
+    assert found.outcome is Outcome.NO_EFFECT and "what is saved without a budget fits" in found.message
+    assert saved_bytes(pair) == saved_bytes(partition(two.fork()))
+
+
+def test_tags_of_a_rule_decide_before_the_budget(two):
+    checkpoint_rule("silus")(lambda node: True if "silu" in node.name else None)
+    record, pair = through(two, "silus", spec(fraction=0.7))
+    rows = [row for row in facts_of(pair.forward).plan.choices if row.operator == "silu"]
+    assert len(rows) == 2 and {row.act for row in rows} == {"save"}
+    assert record.verdict("effect").outcome is Outcome.PASS
+
+
+@pytest.mark.parametrize("tagged", [True, False])
+def test_random_numbers_are_saved_and_would_not_be_without_a_tag(fake4, monkeypatch, tagged):
+    class Dropped(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(4))
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = torch.nn.functional.dropout(layer(x).sigmoid(), 0.5)
+            return x.sum()
+
+    if not tagged:
+        monkeypatch.setattr(plans, "draws", lambda node: False)
+    joint = capture(author_module(Dropped(), fake4, None, batch=lambda: (torch.empty(64, 8),)))
+    _, pair = through(joint, spec(fraction=0.7))
+    assert bool([node for node in pair.backward.graph.nodes if draws(node)]) is not tagged
+
+
+@pytest.mark.parametrize("mesh", [pytest.param({"dp_shard": 2}, id="dp_shard 2"),
+                                  pytest.param(FSDP_TP, id="dp_shard 2 x tp 2", marks=pytest.mark.nightly)])
+@pytest.mark.ranks
+def test_ranks_train_bitwise_as_without(request, mesh):
+    pool = request.getfixturevalue("pool2" if mesh == {"dp_shard": 2} else "pool4")
+    recipe = small(mesh, ("reshard_after_forward", {"name": NAME, "fraction": 0.3}), layers=2)
+    for found in pool.run(trajectory, recipe):
+        assert found["differing"] == [] and found["schedule"] == "PASS"
+        assert set(found["outcomes"].values()) == {"PASS"}
+
+
+# --- seeded faults
+
+
+def faulty(two, monkeypatch, edit):
+    """The effect after `edit(facts)` has changed what the pass left."""
+    honest = budget_pass.memory_budget
+
+    def wrong(gm, example_inputs, *, options):
+        edit(facts_of(honest(gm, example_inputs, options=options)))
+        return gm
+
+    monkeypatch.setitem(registry._PASSES, NAME, replace(registry.find_pass(NAME), function=wrong))
+    return through(two, spec(fraction=0.6))[0].verdict("effect")
+
+
+@pytest.mark.parametrize(("share", "told"), [
+    (1.0, ("saved beyond the plan: ", "bytes are saved, and the budget is ", "planned to be computed again, and not")),
+    (0.05, ("planned and not saved: ",))])
+def test_a_partition_under_another_budget_is_found_out(two, monkeypatch, share, told):
+    found = faulty(two, monkeypatch, lambda facts: facts.partition_options.update(activation_memory_budget=share))
+    assert found.outcome is Outcome.NO_EFFECT and all(text in found.message for text in told)
+
+
+def test_a_budget_that_the_partition_exceeds_is_told(two, monkeypatch):
+    def lower(facts):
+        facts.plan = replace(facts.plan, budget=facts.plan.cut.bytes - 1)
+
+    found = faulty(two, monkeypatch, lower)
+    size = found.evidence["saved_bytes"]
+    assert found.message == f"{size:,} bytes are saved, and the budget is {size - 1:,}"
+
+
+def test_a_graph_that_was_cut_without_a_plan(two):
+    pair = partition(two.fork())
+    assert budget_pass.kept(pair.graphs, BudgetOptions()).reason == "the partitioned graphs have no plan"
+
+
+# --- what a user asks for
+
+
+def test_a_budget_below_the_smallest_cut_is_refused_with_what_holds_it(two):
+    with pytest.raises(WorkbenchError, match="a budget of 0 bytes is less than the .* that torch's smallest cut saves; "
+                                             "most of it holds all_gather.*reshard_after_forward before it"):
+        through(two, spec(gib=0.0))
+
+
+@pytest.mark.parametrize("options", [{"fraction": 1.5}, {"fraction": -0.1}, {"gib": -1.0}, {"gib": 1, "fraction": 0.5}])
+def test_budgets_that_are_none(options):
+    with pytest.raises(WorkbenchError, match="'memory_budget': .*(less than or equal to 1|greater than or equal to 0"
+                                             "|give one of them)"):
+        choose(spec(**options), JOINT, "joint_passes")
+
+
+def test_a_traced_capture_is_refused_where_the_recipe_is_read():
+    with pytest.raises(RecipeError, match="'memory_budget' needs torch's partitioner, and capture is \"traced\""):
+        small(FSDP4, (NAME,)).override({"capture": "traced"})
+
+
+def test_the_plan_as_a_table(fake4):
+    recipe = long(({"name": NAME, "fraction": 0.6},))
+    planned = memory_plan(recipe, fake4)
+    text = str(planned)
+    assert "activation_memory_budget is 0." in text and "layers.0-1.feed_forward" in text and "predicted peak" in text
+    assert planned.to_json() and compared(planned, planned).endswith("the same choice for each tensor")
+    other = memory_plan(long(({"name": NAME, "fraction": 0.9},)), fake4)
+    assert " recompute " in compared(planned, other)
+    with pytest.raises(WorkbenchError, match="lists no memory_budget: add it to joint_passes"):
+        memory_plan(small(FSDP4), fake4)
+
+
+@pytest.mark.nightly
+def test_the_front_has_all_of_torchs_budgets(fake4):
+    planned = memory_plan(long(({"name": NAME, "fraction": 0.6},)), fake4, front=True)
+    assert [cut.share for cut in planned.front] == [i / 10 for i in range(10, 0, -1)]
+    assert planned.front[0] == planned.plan.before and "activation_memory_budget = 0.1" in str(planned)
