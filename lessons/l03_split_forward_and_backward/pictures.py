@@ -4,30 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from workbench.lab.memory_budget.plan_table import Planned
-from workbench.notebook.draw.colors import BLUE, GREY, INK, PINK, SKY
+from workbench.notebook.draw.colors import BLUE, GREY, PINK, SKY
 from workbench.notebook.draw.picture import Picture, finish, panels
-
-
-def pareto(planned: Planned) -> Picture:
-    """MiB saved against milliseconds of compute longer: torch's budgets of `memory_plan(..., front=True)`."""
-    plan = planned.plan
-    points = [(cut.bytes / 2**20, cut.compute_ms - plan.before.compute_ms) for cut in planned.front]
-    figure, (axes,) = panels(7.6, 3.4)
-    axes.plot(*zip(*points, strict=True), "s-", color=BLUE, markersize=5, linewidth=1.4,
-              label="torch's budgets")
-    axes.plot([plan.cut.bytes / 2**20], [plan.ms], "o", markersize=12, markerfacecolor="none",
-              markeredgecolor=INK, markeredgewidth=1.5, label="this recipe", linestyle="none")
-    axes.annotate("no budget", points[0], (5, 5), textcoords="offset points", fontsize=8)
-    axes.set(xlabel="MiB saved for the backward", ylabel="ms of compute longer",
-             xlim=(-0.03 * points[0][0], None))
-    axes.legend(frameon=False, fontsize=8, loc="upper right")
-    title = f"{planned.recipe}, estimated for {plan.device.partition(',')[0]}"
-    axes.set_title(title, fontsize=9)
-    lines = [f"budget {cut.share:g}: {size:,.0f} MiB, {ms:.2f} ms, predicted peak {cut.peak / 2**20:,.0f} MiB"
-             for cut, (size, ms) in zip(planned.front, points, strict=True)]
-    return finish(figure, f"Memory against time: {title}. " + "; ".join(lines) + ".",
-                  "\n".join([title, *lines]), colors=64)
 
 
 def unbeaten(points: Mapping[str, tuple[float, float]]) -> list[str]:
