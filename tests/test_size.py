@@ -13,9 +13,9 @@ import pytest
 from imports import FILES, PACKAGE, imported_modules
 
 CORE = [text for name, text in FILES.items() if name.split(".")[0] not in ("lab", "notebook")]
-MOST = {"tokens": 254_500, "tokens of the core": 171_000, "tokens a line": 11.3, "share of long lines": 0.09}
+MOST = {"tokens": 253_000, "tokens of the core": 162_000, "tokens a line": 11.2, "share of long lines": 0.09}
 """Aims: 225,000; 145,000; 10; 0.03."""
-REACH = {"graph.capture": (32, 4_010), "pipeline.build": (104, 13_410), "passes.graph_cleanup": (9, 1_090),
+REACH = {"graph.capture": (32, 3_970), "pipeline.build": (102, 12_920), "passes.graph_cleanup": (9, 1_090),
          "passes.activation_checkpointing": (17, 2_080), "passes.transformer_block_bucketing": (30, 3_630)}
 """Files and lines. Aims: 40 and 5,000; 80 and 10,000; 20 files for a core pass."""
 _NO_TOKENS = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
