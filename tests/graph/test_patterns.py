@@ -94,16 +94,12 @@ def test_new_nodes_have_the_metadata_of_those_they_replace(graph, joints, decomp
         assert new.meta["stack_trace"] and new.meta["val"].shape == (2, 16, 192)
 
 
-@DECOMPOSED
-def test_backward_and_forward_places_without_new_nodes(graph, decomposed):
-    before = len(graph.graph.nodes)
-    found = replace_pattern(graph, turned_twice, left_alone)
-    assert found and found.nodes == () and len(graph.graph.nodes) == before - 2 * found.count
-    assert replace_pattern(graph, turned_twice, left_alone).count == 0
-
-
 def test_in_the_backward(joints):
     gm = aot.clone(joints[False])
+    before = len(gm.graph.nodes)
+    found = replace_pattern(gm, turned_twice, left_alone)  # in both directions, without new nodes
+    assert found and found.nodes == () and len(gm.graph.nodes) == before - 2 * found.count
+    assert replace_pattern(gm, turned_twice, left_alone).count == 0
     found = replace_pattern(gm, lambda g, x: torch.ops.aten.silu_backward(g, x),
                             lambda g, x: torch.ops.aten.silu_backward(g * 1.0, x))
     assert found.count == 2 and len(found.nodes) == 4
@@ -163,37 +159,29 @@ def test_a_refusal_changes_nothing(joints, pattern, replacement, why):
     assert before == [n.format_node() for n in gm.graph.nodes]
 
 
-def passed(joint, function):
-    """The verdicts of a registered pass that uses the helper, by check."""
-    with user_pass("own", function):
-        return {v.check: v.outcome for v in run_joint(joint, ["own"])[0].verdicts}
-
-
 @pytest.mark.parametrize("lists", [
-    pytest.param([], id="captured"),
-    pytest.param(["inductor_decomposition"], id="decomposed", marks=pytest.mark.nightly),
-])
+    [], pytest.param(["inductor_decomposition"], marks=pytest.mark.nightly)], ids=["captured", "decomposed"])
 @pytest.mark.parametrize(("pattern", "replacement"), [(gated, gated_the_other_way), (turned_twice, left_alone)])
 def test_bitwise_on_real_values_and_every_verdict(pattern, replacement, lists):
     world = World("gloo", 1, 0, torch.device("cpu"))
+
+    def own(gm):
+        assert replace_pattern(gm, pattern, replacement)
+        return gm
 
     def gradients(changed):
         authored = author(small({}, layers=1), world)
         joint = capture(authored)
         run_joint(joint, lists)
         if changed:
-            def own(gm):
-                assert replace_pattern(gm, pattern, replacement)
-                return gm
-
-            assert set(passed(joint, own).values()) == {Outcome.PASS}
+            with user_pass("own", own):
+                assert {v.outcome for v in run_joint(joint, ["own"])[0].verdicts} == {Outcome.PASS}
         step = compile_step(partition(joint))
         loss = step(*authored.example_batch())
         loss.backward()
         return [loss, *(p.grad for p in authored.module.parameters())]
 
-    for a, b in zip(gradients(False), gradients(True), strict=True):
-        assert torch.equal(a, b)
+    assert all(map(torch.equal, gradients(False), gradients(True)))
 
 
 def test_after_the_partition(fake4):

@@ -9,8 +9,25 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from workbench.torch_api.inductor.lowering import detect_fake_mode
+from workbench.torch_api.ops import aliased_inputs
 
 _OWN = ("val", "tensor_meta", "desc", "eager_input_vals")  # metadata that belongs to one node
+
+
+def origin_of(node: Node) -> dict[str, Any]:
+    """The metadata of a node that another one in its place inherits: all but what belongs to its value."""
+    return {key: value for key, value in node.meta.items() if key not in _OWN}
+
+
+def refresh_views(gm: GraphModule, fresh: set[Node]) -> None:
+    """Give views of new values fake values that share their storage, as checks of memory expect."""
+    mode = fake_mode_of(gm)
+    for node in gm.graph.nodes:
+        if node not in fresh and fresh.intersection(aliased_inputs(node)):
+            args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+            with mode or nullcontext():
+                node.meta["val"] = node.target(*args, **kwargs)
+            fresh.add(node)
 
 
 def fake_mode_of(gm: GraphModule) -> Any:
@@ -30,6 +47,6 @@ class NodeMaker:
         values, keywords = torch.fx.map_arg((args, kwargs), lambda n: n.meta["val"])
         with self.mode or nullcontext():
             value = target(*values, **keywords)
-        node.meta = {k: v for k, v in self.origin.meta.items() if k not in _OWN} | {"val": value}
+        node.meta = origin_of(self.origin) | {"val": value}
         node.meta["custom"] = dict(node.meta.get("custom") or {})  # which a later pass may write to
         return node

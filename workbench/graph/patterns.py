@@ -14,13 +14,12 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from workbench.errors import WorkbenchError
+from workbench.graph.make_nodes import fake_mode_of, origin_of, refresh_views
 from workbench.graph.read.nodes import module_path, nodes_from_line, nodes_in_module, output_values
 from workbench.torch_api import tree as pytree
 from workbench.torch_api.inductor import lowering
 from workbench.torch_api.matcher import leaks, matches
-from workbench.torch_api.ops import aliased_inputs, op_name, short_name
-
-_OWN = ("val", "tensor_meta", "desc")  # metadata that a replacement does not inherit
+from workbench.torch_api.ops import op_name, short_name
 
 
 def find_nodes(
@@ -34,20 +33,19 @@ def find_nodes(
 
     Raises WorkbenchError for a line of another form.
     """
-    found = [n for n in gm.graph.nodes if n.op == "call_function"]
+    nodes = [n for n in gm.graph.nodes if n.op == "call_function"]
     if op is not None:
-        found = [n for n in found if _is_called(n, op)]
+        nodes = [n for n in nodes if _is_called(n, op)]
     if module is not None:
-        paths = _modules(found, module)
-        inside = {n for path in paths for n in nodes_in_module(gm, path)}
-        found = [n for n in found if n in inside]
+        inside = {n for path in _modules(nodes, module) for n in nodes_in_module(gm, path)}
+        nodes = [n for n in nodes if n in inside]
     if line is not None:
         file, _, number = line.rpartition(":")
         if not file or not number.isdigit():
             raise WorkbenchError(f"line {line!r}: expected a file and a line, such as 'llama3.py:98'")
         there = set(nodes_from_line(gm, file, int(number)))
-        found = [n for n in found if n in there]
-    return found
+        nodes = [n for n in nodes if n in there]
+    return nodes
 
 
 def _is_called(node: Node, op: str | Callable[..., Any]) -> bool:
@@ -108,19 +106,18 @@ def replace_pattern(
     count, other = _count(pattern), _count(replacement)
     if count != other:
         raise WorkbenchError(f"the pattern takes {count} inputs, and the replacement {other}")
-    given = list(inputs) if inputs is not None else [torch.empty(4, 4) for _ in range(count)]
-    if len(given) != count:
-        raise WorkbenchError(f"the pattern takes {count} inputs, and {len(given)} were given")
-    missed: list[tuple[int, str]] = []
+    examples = [torch.empty(4, 4) for _ in range(count)] if inputs is None else list(inputs)
+    if len(examples) != count:
+        raise WorkbenchError(f"the pattern takes {count} inputs, and {len(examples)} were given")
+    misses = []
     for table in (None, lowering.decomposition_table()):
-        wanted, instead = (_traced(function, given, table) for function in (pattern, replacement))
-        absent = _missing(gm, wanted)
-        found = [] if absent else matches(wanted.graph, gm.graph)
-        places = [place for match in found if len((place := _Place(wanted, instead, match.nodes_map)).tags) == 1]
-        if places:
-            return _replace(gm, places)
-        missed.append((2, absent) if absent else _near(gm, wanted))
-    return Replaced(0, near_miss=min(missed, key=lambda near: near[0])[1])
+        wanted, instead = (_traced(function, examples, table) for function in (pattern, replacement))
+        rank, miss = _near_miss(gm, wanted)
+        if not miss:
+            matched = matches(wanted.graph, gm.graph)
+            return _replace(gm, [_Place(wanted, instead, match.nodes_map) for match in matched if _one_sided(match)])
+        misses.append((rank, miss))
+    return Replaced(0, near_miss=min(misses, key=lambda miss: miss[0])[1])
 
 
 def _count(function: Callable[..., Any]) -> int:
@@ -143,28 +140,31 @@ def _traced(function: Callable[..., Any], inputs: Sequence[torch.Tensor], table:
     return traced
 
 
-def _missing(gm: GraphModule, wanted: GraphModule) -> str:
-    """Which operator of the pattern the graph lacks, or ""."""
-    calls = [n for n in wanted.graph.nodes if n.op == "call_function"]
-    if not calls:
+def _one_sided(match: Any) -> bool:
+    """Whether a match lies in the forward or in the backward as a whole."""
+    tags = {node.meta.get("partitioner_tag") for pn, node in match.nodes_map.items() if pn.op == "call_function"}
+    return len(tags) == 1
+
+
+def _near_miss(gm: GraphModule, wanted: GraphModule) -> tuple[int, str]:
+    """(rank, why the pattern does not match): 0 is the nearest miss; "" where it matches."""
+    operators = [n for n in wanted.graph.nodes if n.op == "call_function"]
+    if not operators:
         raise WorkbenchError("the pattern computes nothing: it has no operator to look for")
     if idle := [n for n in wanted.graph.find_nodes(op="placeholder") if not n.users]:
         raise WorkbenchError(f"the pattern does not use its input {idle[0].target}: leave it out")
-    absent = [n for n in calls if not gm.graph.find_nodes(op="call_function", target=n.target)]
-    return f"the graph has no {absent[0].target}" if absent else ""
-
-
-def _near(gm: GraphModule, wanted: GraphModule) -> tuple[int, str]:
-    """Why a pattern whose operators are all in the graph does not match, after a rank: 0 is the nearest miss."""
+    for node in operators:
+        if not gm.graph.find_nodes(op="call_function", target=node.target):
+            return 2, f"the graph has no {node.target}"
+    if places := matches(wanted.graph, gm.graph):
+        return 0, "" if any(map(_one_sided, places)) else f"{len(places)} places lie in the forward and in the backward"
     if places := matches(wanted.graph, gm.graph, contained=False):
-        inner, reader = next((leak for place in places for leak in leaks(wanted.graph, place)), (None, None))
-        if inner is None:
-            return 0, f"{len(places)} places lie in the forward and in the backward"
+        inner, reader = next(leak for place in places for leak in leaks(wanted.graph, place))
         return 0, (f"{len(places)} places but for this: {inner.name} is read outside, by {reader}; return it from the "
                    "pattern and from the replacement")
     if places := matches(wanted.graph, gm.graph, contained=False, literals=False):
-        pn, gn = next((pn, gn) for pn, gn in places[0].nodes_map.items() if pn.op == "call_function"
-                      and _literals(pn) != _literals(gn))
+        pairs = [(pn, gn) for pn, gn in places[0].nodes_map.items() if pn.op == "call_function"]
+        pn, gn = next(pair for pair in pairs if _literals(pair[0]) != _literals(pair[1]))
         return 0, (f"{len(places)} places but for numbers in arguments: {gn.name} has {_literals(gn)}, the pattern "
                    f"{_literals(pn)}")
     return 1, "its operators are in the graph, and nowhere joined like this"
@@ -178,22 +178,21 @@ def _literals(node: Node) -> list[Any]:
 class _Place:
     """One match: the nodes to erase, and what replaces them."""
 
-    def __init__(self, wanted: GraphModule, instead: GraphModule, found: dict[Node, Any]):
+    def __init__(self, wanted: GraphModule, instead: GraphModule, nodes: dict[Node, Any]):
         self.instead = instead
-        self.old = [gn for pn, gn in found.items() if pn.op == "call_function"]
-        self.tags = {gn.meta.get("partitioner_tag") for gn in self.old}
-        given = [found.get(n) for n in wanted.graph.find_nodes(op="placeholder")]
-        self.inputs = dict(zip(instead.graph.find_nodes(op="placeholder"), given, strict=True))
-        results, made = output_values(wanted), output_values(instead)
-        if len(results) != len(made):
-            raise WorkbenchError(f"the pattern returns {len(results)} values, and the replacement {len(made)}")
-        if any(not isinstance(n, Node) or n.op == "placeholder" for n in results):
+        self.old = [gn for pn, gn in nodes.items() if pn.op == "call_function"]
+        sources = [nodes.get(n) for n in wanted.graph.find_nodes(op="placeholder")]
+        self.inputs = dict(zip(instead.graph.find_nodes(op="placeholder"), sources, strict=True))
+        old, new = output_values(wanted), output_values(instead)
+        if len(old) != len(new):
+            raise WorkbenchError(f"the pattern returns {len(old)} values, and the replacement {len(new)}")
+        if any(not isinstance(n, Node) or n.op == "placeholder" for n in old):
             raise WorkbenchError("the pattern returns an input, or no tensor: return what it computes")
-        self.results: list[tuple[Node, Any]] = [(found[n], m) for n, m in zip(results, made, strict=True)]
+        self.results: list[tuple[Node, Any]] = [(nodes[n], m) for n, m in zip(old, new, strict=True)]
 
     def values(self, mode: Any) -> dict[Node, Any]:
         """The fake value of each node of the replacement. Raises WorkbenchError where a result would differ."""
-        known = {n: given.meta["val"] if isinstance(given, Node) else given for n, given in self.inputs.items()}
+        known = {n: value.meta["val"] if isinstance(value, Node) else value for n, value in self.inputs.items()}
         for node in self.instead.graph.nodes:
             if node.op == "call_function":
                 args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), known.__getitem__)
@@ -209,6 +208,22 @@ class _Place:
                 raise WorkbenchError(f"the replacement of {old.name} would give {now}, and it gives {was}")
         return known
 
+    def needed(self, result: Any) -> set[Node]:
+        """The nodes of the replacement that one of its results depends on, with its inputs."""
+        nodes = [result] if isinstance(result, Node) else []
+        for node in nodes:
+            nodes += [n for n in node.all_input_nodes if n not in nodes]
+        return set(nodes)
+
+    def require_inputs(self, order: dict[Node, int]) -> None:
+        """Raises WorkbenchError where a result would be computed before what it reads."""
+        for old, result in self.results:
+            for node in self.needed(result) & self.inputs.keys():
+                source = self.inputs[node]
+                if isinstance(source, Node) and order[source] > order[old]:
+                    raise WorkbenchError(f"the replacement of {old.name} would read {source.name}, which comes after "
+                                         "it")
+
 
 def _like(value: Any) -> str:
     if not isinstance(value, torch.Tensor):
@@ -218,73 +233,47 @@ def _like(value: Any) -> str:
 
 
 def _replace(gm: GraphModule, places: Sequence[_Place]) -> Replaced:
-    values = [n.meta.get("val") for n in gm.graph.nodes]
-    mode = lowering.detect_fake_mode([v for v in values if isinstance(v, torch.Tensor)])
+    mode = fake_mode_of(gm)
     known = [place.values(mode) for place in places]
     order = {node: i for i, node in enumerate(gm.graph.nodes)}
     for place in places:
-        _require_inputs(place, order)
-    news: list[Node] = []
-    now: dict[Node, Any] = {}  # the replacements so far
-    for place, vals in zip(places, known, strict=True):
-        news += _put(gm, place, vals, order, now)
+        place.require_inputs(order)
+    added: list[Node] = []
+    replaced: dict[Node, Any] = {}
+    for place, values in zip(places, known, strict=True):
+        added += _put(gm, place, values, order, replaced)
     for node in sorted((n for place in places for n in place.old), key=order.__getitem__, reverse=True):
         gm.graph.erase_node(node)
-    _refresh_views(gm, set(news), mode)
+    refresh_views(gm, set(added))
     gm.recompile()
-    return Replaced(len(places), tuple(news))
+    return Replaced(len(places), tuple(added))
 
 
-def _refresh_views(gm: GraphModule, fresh: set[Node], mode: Any) -> None:
-    """Give views of a new value fake values that share its storage, as checks of memory expect."""
-    for node in gm.graph.nodes:
-        if node not in fresh and fresh.intersection(aliased_inputs(node)):
-            args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
-            with mode or contextlib.nullcontext():
-                node.meta["val"] = node.target(*args, **kwargs)
-            fresh.add(node)
-
-
-def _needed(place: _Place, result: Any) -> set[Node]:
-    """The nodes of the replacement that one of its results depends on, with its inputs."""
-    todo = [result] if isinstance(result, Node) else []
-    for node in todo:
-        todo += [given for given in node.all_input_nodes if given not in todo]
-    return set(todo)
-
-
-def _require_inputs(place: _Place, order: dict[Node, int]) -> None:
-    for old, result in place.results:
-        for node in _needed(place, result) & place.inputs.keys():
-            given = place.inputs[node]
-            if isinstance(given, Node) and order[given] > order[old]:
-                raise WorkbenchError(f"the replacement of {old.name} would read {given.name}, which comes after it")
-
-
-def _put(gm: GraphModule, place: _Place, vals: dict[Node, Any], order: dict[Node, int], now: dict[Node, Any]
+def _put(gm: GraphModule, place: _Place, values: dict[Node, Any], order: dict[Node, int], replaced: dict[Node, Any]
          ) -> list[Node]:
-    """Insert the replacement of each result where the old result was, so that the graph keeps its order."""
-    made: dict[Node, Any] = {}
-    for node, given in place.inputs.items():
-        while isinstance(given, Node) and given in now:
-            given = now[given]
-        made[node] = given
-    left = list(place.old)
-    news = []
+    """Insert the replacement of each result where the old result was, so that the graph keeps its order.
+
+    replaced: what stands for results of this and of earlier places; it grows.
+    """
+    copies: dict[Node, Any] = {}
+    for node, source in place.inputs.items():
+        while isinstance(source, Node) and source in replaced:
+            source = replaced[source]
+        copies[node] = source
+    left, added = list(place.old), []
     for old, result in sorted(place.results, key=lambda pair: order[pair[0]]):
-        needed = _needed(place, result)
+        needed = place.needed(result)
+        missing = [node for node in place.instead.graph.nodes if node in needed and node not in copies]
         with gm.graph.inserting_before(old):
-            for node in place.instead.graph.nodes:
-                if node in needed and node not in made:
-                    made[node] = new = gm.graph.node_copy(node, made.__getitem__)
-                    twin = next((n for n in left if n.target == node.target), None)
-                    if twin is not None:
-                        left.remove(twin)
-                    new.meta = {k: v for k, v in (twin or old).meta.items() if k not in _OWN}
-                    if twin is None:  # else it would read as a part of the operator in whose place it stands
-                        new.meta.pop("original_aten", None)
-                    new.meta["val"] = vals[node]
-                    news.append(new)
-        now[old] = made[result]
-        old.replace_all_uses_with(made[result])
-    return news
+            for node in missing:
+                copies[node] = copy = gm.graph.node_copy(node, copies.__getitem__)
+                twin = next((n for n in left if n.target == node.target), None)
+                copy.meta = origin_of(twin or old) | {"val": values[node]}
+                if twin is None:  # else it would read as a part of the operator in whose place it stands
+                    copy.meta.pop("original_aten", None)
+                else:
+                    left.remove(twin)
+                added.append(copy)
+        replaced[old] = copies[result]
+        old.replace_all_uses_with(copies[result])
+    return added
