@@ -53,7 +53,7 @@ OWN: dict[str, tuple[str, dict[str, Any]]] = {  # of which recipe of ours, and w
     "llama3_whole_step_offload_cudagraph": ("llama3_whole_step", {"passes": [BLOCKS, OFFLOAD, *LOWERED]}),
     "llama3_tp_calibrated_cudagraph": ("llama3_full_inductor", {"passes": [H200X2, *LOWERED]}),
     "llama3_tp_async_cudagraph": (
-        "llama3_full_inductor", {"passes": [{"name": "async_tensor_parallel", "device": "h200x2"}, H200X2, *LOWERED]}),
+        "llama3_full_inductor", {"passes": ["async_tensor_parallel", H200X2, *LOWERED]}),
     "llama3_tp_whole_step_cudagraph": ("llama3_whole_step", {"passes": [H200X2, "fused_clip_adamw", *LOWERED]}),
     "deepseek_v3_capacity": ("deepseek_v3", {"model.dispatch": "capacity"}),
     "deepseek_v3_capacity_cudagraph": ("deepseek_v3", {"model.dispatch": "capacity", "passes": ["cudagraph"]}),

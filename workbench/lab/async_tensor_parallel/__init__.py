@@ -2,7 +2,7 @@
 
 The operator multiplies the parts that have arrived while the others are sent, so the products hide the collective:
 
-    >>> example("async_tensor_parallel", lambda x, weight: gather(x) @ weight, ranks=2, axis="tp", choose="all")
+    >>> example("async_tensor_parallel", lambda x, weight: gather(x) @ weight, ranks=2, axis="tp")
     before:
       ...
       all_gather_into_tensor: float32 [8, 4] = _c10d_functional.all_gather_into_tensor(primals_..., 2, '0')  # layers.0
@@ -11,30 +11,37 @@ The operator multiplies the parts that have arrived while the others are sent, s
       ...
     after:
       ...
-      fused_all_gather_matmul_default: ... = symm_mem.fused_all_gather_matmul(primals_..., [view], 0, '0', ...
-      getitem: float32 [8, 4] = operator.getitem(fused_all_gather_matmul_default, 1)  # layers.0
-      getitem_1: float32 [8, 4] = operator.getitem(getitem, 0)  # layers.0
+      fused_all_gather_matmul_default: ... = symm_mem.fused_all_gather_matmul(..., [view], 0, '0', ...
       ...
 
-A reduce-scatter of a sum of products, such as the gradient of the input of wq, wk and wv, needs one product first:
-a1 @ b1 + a2 @ b2 = [a1 a2] @ [b1; b2]. The concatenated factors cost traffic, and the sum's own traffic disappears.
+torch's own pass does this, `micro_pipeline_tp_pass`. It takes an all-gather whose products read it as their first
+factor, each between two views, and a reduce-scatter of one product that nothing else reads. So it belongs before
+`graph_cleanup`, which merges views, and leaves a reduce-scatter of a sum of products as it is.
 """
 
-from typing import Literal
+from typing import Any
 
-from workbench.recipe.contracts import EstimateOptions, Numerics, PassContract, Stage, declare
+from pydantic import model_validator
+
+from workbench.recipe.contracts import Numerics, Options, PassContract, Stage, declare
+
+_GONE = {"choose", "device", "estimates", "estimates_file"}
 
 
-class AsyncTensorParallelOptions(EstimateOptions):
-    """choose: "paying" for the collectives that hide more time than the operator costs, as estimated, or "all"."""
+class AsyncTensorParallelOptions(Options):
+    """None: torch's pass takes whatever fits its patterns."""
 
-    choose: Literal["paying", "all"] = "paying"
+    @model_validator(mode="before")
+    @classmethod
+    def _no_choice(cls, options: dict[str, Any]) -> dict[str, Any]:
+        if gone := sorted(_GONE.intersection(options)):
+            raise ValueError(f"{', '.join(gone)}: this option is gone, since torch's own pass chooses: leave it out")
+        return options
 
 
 declare(PassContract(
     "async_tensor_parallel", Stage.PARTITIONED, Numerics.REDUCTION_ORDER,
-    "each all-gather or reduce-scatter of the tp axis shares an operator with its products",
+    "all-gathers and reduce-scatters of the tp axis share operators with their products",
     AsyncTensorParallelOptions, after=frozenset({"autobucketing_reordering", "transformer_block_bucketing"}),
-    source="torch.ops.symm_mem.fused_all_gather_matmul, fused_matmul_reduce_scatter",
-    code="workbench.lab.async_tensor_parallel.transform",
+    source="torch._inductor.fx_passes.micro_pipeline_tp", code="workbench.lab.async_tensor_parallel.transform",
 ))

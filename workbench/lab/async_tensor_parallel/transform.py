@@ -1,98 +1,130 @@
-"""Find the collectives beside products, decide which share an operator, and say why the others do not."""
+"""Call torch's pass, complete the nodes that it adds, and count what it took and what it left."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any
 
-from torch.fx import GraphModule
+import torch
+from torch.fx import GraphModule, Node
 
 from workbench.graph.facts import facts_of
-from workbench.graph.products.beside_collectives import BesideProducts, beside_products
-from workbench.graph.products.fuse import added_bytes, fuse, workspace_bytes
-from workbench.graph.read.collectives import axis_names, list_collectives
-from workbench.graph.read.cost import collective_ms, device_spec, node_ms
-from workbench.graph.read.timeline import costs_of, not_hidden, simulate
-from workbench.lab.async_tensor_parallel import AsyncTensorParallelOptions
+from workbench.graph.make_nodes import NodeMaker, fake_mode_of, origin_of, refresh_views
+from workbench.graph.read.collectives import Collective, list_collectives
+from workbench.graph.read.nodes import kind_of
 from workbench.passes.effect import Effect
 from workbench.passes.registry import Graphs, register_pass
+from workbench.recipe.contracts import Options
 from workbench.torch_api.distributed import symmetric_memory
-from workbench.torch_api.ops import calls_of, multiplies
+from workbench.torch_api.inductor.micro_pipeline import KINDS, fuse_with_products
+from workbench.torch_api.ops import calls_of, multiplies, op_name, tensor_bytes
 
 _NEEDS = "the operators need GPUs that read each other's memory"
+_TAKES = ("torch's pass takes gathers whose products read them as first factor between two views, and scatters of one "
+          "product that nothing else reads; list graph_cleanup after it")
 
 
-def chosen(gm: GraphModule, options: AsyncTensorParallelOptions) -> Iterator[tuple[BesideProducts, str]]:
-    """Each collective beside products, and why it does not share an operator with them; "" where it does."""
-    spec = device_spec(options.device)
-    for each in beside_products(gm):
-        missed = each.missed
-        if not missed and options.choose == "paying":
-            sending, multiplying = collective_ms(each.collective, spec), sum(node_ms(p, spec) for p in each.products)
-            hidden = sending - not_hidden(sending, multiplying, each.collective.group_size)
-            if (paid := spec.moving_ms(added_bytes(each))) >= hidden:
-                missed = "its copies would take longer than what they hide, as estimated"
-                missed += f" (the first: {paid:.3f} ms against {hidden:.3f})"
-        yield each, missed
+def eligible(gm: GraphModule) -> list[Collective]:
+    """The all-gathers of the tp axis that products read, and the reduce-scatters of products or sums of them."""
+    nodes = {node.name: node for node in gm.graph.nodes}
+    return [c for c in _on_tp(gm) if c.kind in ("all_gather", "reduce_scatter") and not multiplies(nodes[c.node].target)
+            and _beside_product(nodes[c.node], c.kind)]
 
 
-def fused_with_products(before: Graphs, after: Graphs, options: AsyncTensorParallelOptions) -> Effect:
-    """Collectives of the tp axis share operators with products. Says how many do not, and why."""
-    found = [pair for gm in before for pair in chosen(gm, options)]
+def _on_tp(gm: GraphModule) -> list[Collective]:
+    return [c for c in list_collectives(gm) if c.axis == "tp"]
+
+
+def _beside_product(start: Node, kind: str) -> bool:
+    """Whether a product follows an all-gather, or precedes a reduce-scatter, with nothing but moves and sums between.
+    """
+    seen, todo = {start}, [start]
+    while todo:
+        node = todo.pop()
+        for near in node.users if kind == "all_gather" else node.all_input_nodes:
+            if near.op != "call_function" or near in seen:
+                continue
+            if (near_kind := kind_of(near)) == "matmul":
+                return True
+            if near_kind in ("view", "copy", "wait", "bookkeeping") or op_name(near.target) == "aten.add":
+                seen.add(near)
+                todo.append(near)
+    return False
+
+
+def fused_with_products(before: Graphs, after: Graphs, options: Options) -> Effect:
+    """Of the collectives that have products beside them, those that share an operator with them."""
+    beside = sum(len(eligible(gm)) for gm in before)
     fused = sum(len(calls_of(gm.graph, multiplies)) for gm in after)
-    reasons: dict[str, list[str]] = {}
-    for _, missed in found:
-        if missed:
-            reasons.setdefault(missed.partition(" (the first: ")[0], []).append(missed)
-    told = [f"{len(each)}: {each[0]}" for each in reasons.values()]
-    axis = [c for gm in before for c in list_collectives(gm) if c.axis == "tp"]
-    sizes = Counter({each.collective.group: 0 for each, _ in found})
-    for each, missed in found:
-        if not missed:
-            sizes[each.collective.group] = max(sizes[each.collective.group], workspace_bytes(each))
-    evidence = {"fused": fused, "eligible": len(found), "missed": {key: len(many) for key, many in reasons.items()},
-                "without_a_product": len(axis) - len(found), "workspace_bytes": sum(sizes.values()),
-                "tp_exposed_ms": [round(sum(_exposed(gm, options) for gm in graphs), 4) for graphs in (before, after)]}
-    if not axis:
+    evidence = {"fused": fused, "eligible": beside,
+                "without_a_product": sum(len(_on_tp(gm)) for gm in before) - beside}
+    if not any(_on_tp(gm) for gm in before):
         return Effect(False, "no collective runs over the tp axis: set mesh.tp to 2 or more", evidence)
-    counted = f"{fused} of {len(found)} collectives beside products share an operator with them"
-    said = "; ".join([counted, *told])
+    said = f"{fused} of {beside} collectives beside products share an operator with them"
     world = facts_of(before[0]).world
     if world == "fake":
         return Effect(None if fused else False, f"{said}; {_NEEDS}, and a fake world has none", evidence)
-    if not fused and world != "nccl":
-        return Effect(False, f"0 of {len(found)} collectives beside products: {_NEEDS}, and these ranks run on "
-                             f"{'CPUs over gloo' if world == 'gloo' else f'{world}, in one process'}", evidence)
+    if world != "nccl":
+        ranks = "CPUs over gloo" if world == "gloo" else f"{world}, in one process"
+        return Effect(False, f"{said}: {_NEEDS}, and these ranks run on {ranks}", evidence)
     if not fused and (lacking := _lacking(before)):
-        return Effect(False, f"0 of {len(found)} collectives beside products: {lacking}", evidence)
-    return Effect(fused > 0, said if told or not fused else "", evidence)
+        return Effect(False, f"{said}: {lacking}", evidence)
+    return Effect(fused > 0, f"{said}: {_TAKES}" if fused < beside or not fused else "", evidence)
 
 
-def _exposed(gm: GraphModule, options: AsyncTensorParallelOptions) -> float:
-    """How long compute waits for the collectives of the tp axis, as estimated, in milliseconds."""
-    axes = axis_names(gm)
-    clock = simulate(gm.graph.nodes, costs := costs_of(gm, options.device, fused=True))
-    return sum(ms for node, ms in clock.exposed.items() if axes.get(costs.group[node]) == "tp")
+def _groups(graphs: Graphs) -> list[str]:
+    return sorted({c.group for gm in graphs for c in eligible(gm)})
 
 
 def _lacking(graphs: Graphs) -> str:
     """What the machine lacks for the groups of the tp axis; every rank calls it."""
-    groups = sorted({each.collective.group for gm in graphs for each in beside_products(gm)})
-    return next(filter(None, map(symmetric_memory.missing_for, groups)), "")
+    return next(filter(None, map(symmetric_memory.missing_for, _groups(graphs))), "")
 
 
 @register_pass("async_tensor_parallel", effect=fused_with_products)
-def async_tensor_parallel(
-    gm: GraphModule, example_inputs: list[Any], *, options: AsyncTensorParallelOptions
-) -> GraphModule:
-    """Where the ranks are GPUs that read each other's memory, or fake: one operator for each chosen collective."""
+def async_tensor_parallel(gm: GraphModule, example_inputs: list[Any], *, options: Options) -> GraphModule:
+    """torch's pass on the tp axis, where the ranks are GPUs that read each other's memory, or fake."""
     world = facts_of(gm).world
     if world not in ("nccl", "fake") or (world == "nccl" and _lacking((gm,))):
         return gm
-    together = [each for each, missed in chosen(gm, options) if not missed]
-    if world == "nccl":
-        for group in sorted({each.collective.group for each in together}):
-            symmetric_memory.reserve(group, max(workspace_bytes(e) for e in together if e.collective.group == group))
-    fuse(gm, together)
+    for group in _groups((gm,)):
+        fuse(gm, group, world == "nccl")
+        if world == "nccl":
+            sizes = [_workspace(node) for node in calls_of(gm.graph, multiplies)]
+            symmetric_memory.reserve(group, max(sizes, default=0))
     return gm
+
+
+def fuse(gm: GraphModule, group: str, on_gpus: bool) -> None:
+    """torch's pass on one group's collectives, in place. Results are contiguous, as what they stand for was."""
+    for kind in KINDS:
+        complete(gm, fuse_with_products(gm, group, kind, on_gpus))
+    gm.graph.lint()
+    gm.recompile()
+
+
+def complete(gm: GraphModule, replaced: Mapping[str, Node]) -> None:
+    """Give new nodes values and origins. replaced: by a new node's name, the node in whose place it stands."""
+    mode = fake_mode_of(gm)
+    added = [n for n in gm.graph.nodes if n.op == "call_function" and "val" not in n.meta]
+    origins = dict[Node, Node]()
+    for node in reversed(added):
+        origins[node] = replaced.get(node.name) or origins[next(iter(node.users))]
+    for node in added:
+        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+        with mode or nullcontext():
+            value = node.target(*args, **kwargs)  # type: ignore[operator]
+        node.meta = origin_of(origins[node]) | {"val": value}
+        if node.name in replaced and not value.is_contiguous():
+            make = NodeMaker(gm.graph, node.next, mode, node)
+            copy = make(torch.ops.aten.clone.default, node, memory_format=torch.contiguous_format)
+            node.replace_all_uses_with(copy, lambda user, copy=copy: user is not copy)
+    refresh_views(gm, set(added))
+
+
+def _workspace(node: Node) -> int:
+    """Bytes of symmetric memory that the operator needs on each rank: torch's own requirement."""
+    if op_name(node.target).startswith("symm_mem.fused_all_gather"):
+        return tensor_bytes(node.all_input_nodes[0].meta["val"])
+    return 2 * tensor_bytes(node.meta["val"])

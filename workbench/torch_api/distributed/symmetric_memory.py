@@ -20,11 +20,6 @@ from torch.distributed.distributed_c10d import _resolve_process_group
 
 from workbench.errors import WorkbenchError
 
-GATHER_MATMUL = torch.ops.symm_mem.fused_all_gather_matmul.default
-"""(shard, [second factors], dimension, group, return_A=...) -> (the whole first factor or None, [products])"""
-MATMUL_SCATTER = torch.ops.symm_mem.fused_matmul_reduce_scatter.default
-"""(first factor, second factor, reduction, dimension, group) -> this rank's part of the product, summed over ranks"""
-
 _TOO_SMALL = re.compile(r"get_symm_mem_workspace\(\): the requested size \((\d+) bytes\).*?\((\d+) bytes\)"
                         r".*?group_name=\"([^\"]*)\"", re.S)
 
@@ -46,12 +41,16 @@ def missing_for(group: str) -> str:
     return next(filter(None, answers), "")
 
 
-def reserve(group: str, size: int) -> None:
-    """Allocate the group's workspace. It cannot grow while a CUDA graph is recorded. Every rank of it must call this.
-    """
+def enable(group: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # said to be no longer needed, and it is
         symm_mem.enable_symm_mem_for_group(group)  # type: ignore[arg-type]
+
+
+def reserve(group: str, size: int) -> None:
+    """Allocate the group's workspace. It cannot grow while a CUDA graph is recorded. Every rank of it must call this.
+    """
+    enable(group)
     symm_mem.get_symm_mem_workspace(group, size)  # type: ignore[arg-type]
 
 

@@ -1,0 +1,182 @@
+"""async_tensor_parallel: what torch's pass takes and leaves, who can run it, and the values."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+
+import pytest
+import torch
+import torch.distributed as dist
+from graphs_by_hand import gather, group_name, scatter, trace
+from on_ranks import FSDP_TP, build_with, calls, outcomes, small
+
+from workbench import WorkbenchError, author, build, capture, fake_world, partition, run_joint, run_partitioned
+from workbench.graph.facts import GraphFacts, facts_of, set_facts
+from workbench.graph.read.collectives import exposed_in_node_order, list_collectives
+from workbench.graph.read.cost import flops
+from workbench.graph.read.simulated_run import COMPUTE, simulated
+from workbench.graph.read.timeline import not_hidden
+from workbench.lab.async_tensor_parallel.transform import async_tensor_parallel, eligible, fuse, fused_with_products
+from workbench.pipeline.run_passes import copy_graph
+from workbench.recipe.contracts import Options
+from workbench.torch_api.distributed import symmetric_memory
+from workbench.torch_api.ops import multiplies
+from workbench.world.mesh import current_world
+
+NAME, TP2, OPTIONS = "async_tensor_parallel", {"tp": 2}, Options()
+
+
+@pytest.fixture(scope="module")
+def fake2():
+    with fake_world(2) as world:
+        yield world
+
+
+@pytest.fixture(scope="module")
+def captured(fake2):
+    """The joint graph of llama3 on tp 2, captured once for each set of changes."""
+    return cache(lambda *changes: capture(author(small(TP2, layers=2).override(dict(changes)), fake2)))
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(("joint", "passes", "changes", "fused"), [
+    ([], [NAME], {}, 14),
+    (["inductor_decomposition"], [NAME], {"precision.param": "bfloat16", "data.batch_per_rank": 3}, 14),
+    ([], ["graph_cleanup", NAME], {}, 6),  # which merges the views that torch's pass looks for
+], ids=["as captured", "decomposed", "cleaned up"])
+def test_most_collectives_beside_products_share_an_operator(captured, joint, passes, changes, fused):
+    step = captured(*changes.items()).fork()
+    run_joint(step, joint)
+    pair = partition(step)
+    record = run_partitioned(pair, passes)[0][-1]
+    effect = record.verdict("effect")
+    assert effect.outcome == "UNKNOWN" and "a fake world has none" in effect.message
+    assert effect.evidence == {"fused": fused, "eligible": 18, "without_a_product": 9}
+    assert [record.verdict(check).outcome for check in ("lint", "collectives")] == ["PASS"] * 2
+    # no product is lost, and none is computed twice
+    assert [sum(flops(gm).values()) for gm in record.before] == [sum(flops(gm).values()) for gm in record.after]
+    for gm in pair.graphs:
+        nodes = [node for node in gm.graph.nodes if node.op == "call_function"]
+        assert all("val" in node.meta and "partitioner_tag" in node.meta for node in nodes)
+
+
+def on_tp(gm, world="fake"):
+    set_facts(gm, GraphFacts("forward", {"tp": group_name()}, {group_name(): dist.get_world_size()}, world))
+    return gm
+
+
+def two_products(x, w):
+    return gather(x) @ w
+
+
+def transposed(x, w):
+    return w @ gather(x).t()
+
+
+def sum_of_products(x, w):
+    return scatter(x @ w + x @ w.t())
+
+
+def no_product(x, w):
+    return gather(x).sin() + gather(w)
+
+
+@pytest.mark.parametrize(("function", "world", "happened", "why"), [
+    (two_products, "fake", None, "1 of 1 .* a fake world has none"),
+    (transposed, "fake", False, "0 of 1 "),
+    (sum_of_products, "fake", False, "0 of 1 "),
+    (no_product, "fake", False, "0 of 0 "),
+    (torch.add, "fake", False, "set mesh.tp to 2 or more"),
+    (two_products, "gloo", False, "0 of 1 .* CPUs over gloo"),
+    (two_products, "simulated", False, "0 of 1 .* simulated, in one process"),
+])
+def test_the_effect_counts_what_was_fused_and_says_why_not(fake2, function, world, happened, why):
+    gm = on_tp(trace(function, torch.empty(4, 4), torch.empty(4, 4)), world)
+    after = async_tensor_parallel(copy_graph(gm), [], options=OPTIONS)
+    effect = fused_with_products((gm,), (after,), OPTIONS)
+    assert effect.happened is happened and re.search(why, effect.reason)
+
+
+@pytest.mark.parametrize(("devices", "readable", "why"), [
+    ([("a", 0), ("a", 1)], True, ""), ([("a", 0), ("b", 0)], True, "on 2 hosts, a, b"),
+    ([("a", 0), ("a", 1)], False, "no peer-to-peer access"),
+])
+def test_gpus_must_read_each_others_memory(fake2, monkeypatch, devices, readable, why):
+    reserved = {}
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
+    monkeypatch.setattr(dist, "all_gather_object", lambda answers, value, group: answers.__setitem__(
+        slice(None), devices if isinstance(value, tuple) else ["", value]))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda a, b: readable)
+    monkeypatch.setattr(symmetric_memory, "reserve", reserved.__setitem__)
+    gm = on_tp(trace(lambda x, w: scatter(gather(x) @ w), torch.empty(4, 4), torch.empty(4, 4)), "nccl")
+    effect = fused_with_products((gm,), (async_tensor_parallel(copy_graph(gm), [], options=OPTIONS),), OPTIONS)
+    assert effect.happened is (not why) and why in effect.reason
+    assert reserved == ({} if why else {group_name(): 2 * 4 * 4 * 4})  # two of what is scattered
+
+
+def test_a_fused_operator_hides_itself_and_costs_its_products(fake2):
+    gm = on_tp(trace(lambda x, w: scatter(gather(x) @ w), torch.empty(512, 256), torch.empty(256, 128)))
+    plain = copy_graph(gm)
+    fuse(gm, group_name(), on_gpus=False)
+    (both,) = (n for n in gm.graph.nodes if multiplies(n.target))
+    assert sum(flops(gm).values()) == sum(flops(plain).values()) == 2 * 1024 * 256 * 128
+    sent = [[(c.kind, c.payload) for c in list_collectives(g)] for g in (plain, gm)]
+    assert sent[0] == sent[1]
+    assert [c.kind for c in exposed_in_node_order(gm)] == ["all_gather"]  # the product stands in one operator
+    spans = [s for s in simulated(gm).spans if s.name == both.name]
+    assert len(spans) == 2 and spans[0].lane == COMPUTE and spans[0].ms > 0
+    assert not_hidden(3.0, 1.0, 2) == 2.5 and not_hidden(1.0, 3.0, 2) == 0.5 and not_hidden(1.0, 0.0, 2) == 1.0
+
+
+def fuse_all(gm):
+    """What the pass does, on ranks without GPUs."""
+    for group in {c.group for c in eligible(gm)}:
+        fuse(gm, group, on_gpus=False)
+    return gm
+
+
+def wrong_factor(gm):
+    """A fault: two products of one gathered value, wk's and wv's or w1's and w3's, are exchanged."""
+    fuse_all(gm)
+    for node in calls(gm, "symm_mem.fused_all_gather_matmul"):
+        *others, last = node.args[1]
+        node.args = (node.args[0], [*others[:-1], last, *others[-1:]], *node.args[2:])
+    return gm
+
+
+def with_values(mesh, function):
+    with symmetric_memory.as_two_operators("CPU"):
+        built = build_with(small(mesh), "fused", function, stage="partitioned", numerics="reduction_order")
+        fused = sum(multiplies(n.target) for gm in built.records[-1].after for n in gm.graph.nodes)
+        verdicts = outcomes(built, "fused")
+        built.step.close()
+    return fused, {check: outcome for check, (outcome, _) in verdicts.items()}
+
+
+@pytest.mark.parametrize("mesh", [TP2, pytest.param(FSDP_TP, marks=pytest.mark.nightly)], ids=str)
+def test_the_values_are_those_of_the_plain_graph_and_an_exchange_is_found(request, mesh):
+    pool = request.getfixturevalue("pool2" if mesh is TP2 else "pool4")
+    for fused, verdicts in pool.run(with_values, mesh, fuse_all):
+        assert fused == 8 and set(verdicts.values()) == {"PASS"} and "numerics" in verdicts
+    assert [verdicts["numerics"] for _, verdicts in pool.run(with_values, mesh, wrong_factor)] == ["FAIL"] * len(
+        pool.run(dist.get_rank))
+
+
+def on_gloo():
+    built = build(small(TP2, passes=(NAME,)).override({"strict": False}), current_world())
+    effect = outcomes(built, NAME)["effect"]
+    world = facts_of(built.records[-1].after[0]).world
+    built.step.close()
+    return effect, world
+
+
+def test_a_recipe_on_gloo_says_why_nothing_happened(pool2):
+    for (outcome, message), world in pool2.run(on_gloo):
+        assert outcome == "NO_EFFECT" and "CPUs over gloo" in message and world == "gloo"
+
+
+def test_an_option_of_the_former_pass_is_answered():
+    with pytest.raises(WorkbenchError, match="choose: this option is gone, since torch's own pass chooses"):
+        small(TP2, passes=({"name": NAME, "choose": "all"},))
