@@ -1,4 +1,4 @@
-"""An output layer and its cross entropy, alone on one GPU: whole, in our pieces, and in those of torch's auto_chunker.
+"""An output layer and its loss, alone on one GPU: whole, in pieces by OutputLoss, and in those of auto_chunker.
 
     python benchmarks/chunked_loss.py [FILE.json] [--tokens 8192] [--dim 4096] [--vocabulary 128256] [--chunks 8]
 
@@ -20,8 +20,9 @@ from result import tell
 from torch import nn
 
 from workbench import as_backend
+from workbench.lab.chunked_loss.loss import OutputLoss
 
-WAYS = ("eager", "compile", "auto_chunker", "whole", "chunked_loss")
+WAYS = ("eager", "compile", "auto_chunker", "whole", "pieces", "pieces_compile")
 DECOMPOSE, LOWER = "inductor_decomposition", "full_inductor_compilation"
 
 
@@ -31,29 +32,30 @@ class Head(nn.Module):
         self.output = nn.Linear(dim, vocabulary, bias=False)
 
     def forward(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """x (tokens, dim), targets (tokens,) -> the mean cross entropy."""
-        return nn.functional.cross_entropy(self.output(x).float(), targets)
+        """x (1, tokens, dim), targets (1, tokens) -> the mean cross entropy."""
+        return nn.functional.cross_entropy(self.output(x).flatten(0, 1).float(), targets.flatten())
 
 
-def made(way: str, head: Head, chunks: int) -> Callable[..., Any]:
+def compiled(way: str, head: nn.Module) -> Callable[..., Any]:
     if way == "eager":
         return head
-    if way in ("compile", "auto_chunker"):
-        return torch.compile(head, dynamic=False)
-    pieces = [{"name": "chunked_loss", "chunks": chunks}] if way == "chunked_loss" else []
-    return torch.compile(head, dynamic=False, backend=as_backend([DECOMPOSE, *pieces, LOWER]))
+    if way in ("whole", "pieces"):
+        return torch.compile(head, dynamic=False, backend=as_backend([DECOMPOSE, LOWER]))
+    return torch.compile(head, dynamic=False)
 
 
 def measured(way: str, options: argparse.Namespace, device: torch.device) -> dict[str, Any]:
     torch._dynamo.reset()
     torch.manual_seed(0)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    head = Head(options.dim, options.vocabulary).to(device, dtype)
-    x = torch.randn(options.tokens, options.dim, device=device, dtype=dtype, requires_grad=True)
-    targets = torch.randint(options.vocabulary, (options.tokens,), device=device)
+    in_pieces = way.startswith("pieces")
+    sizes = (options.dim, options.vocabulary)
+    head = (OutputLoss(*sizes, options.chunks) if in_pieces else Head(*sizes)).to(device, dtype)
+    x = torch.randn(1, options.tokens, options.dim, device=device, dtype=dtype, requires_grad=True)
+    targets = torch.randint(options.vocabulary, (1, options.tokens), device=device)
     config = {"auto_chunker.enable": way == "auto_chunker", "auto_chunker.num_chunk": options.chunks,
               "auto_chunker.amplify_ratio_threshold": 1}
-    step = made(way, head, options.chunks)
+    step = compiled(way, head)
     before = torch._inductor.metrics.num_auto_chunking
     times, loss = [], torch.empty(())
     with torch._inductor.config.patch(config):
@@ -73,9 +75,10 @@ def measured(way: str, options: argparse.Namespace, device: torch.device) -> dic
                 end.record()
                 torch.cuda.synchronize()
                 times.append(begin.elapsed_time(end))
-    assert x.grad is not None
+    (weight_gradient,) = (parameter.grad for parameter in head.parameters())
+    assert x.grad is not None and weight_gradient is not None
     found = {"way": way, "loss": float(loss.detach()), "grad_norms": [float(x.grad.float().norm()),
-                                                            float(head.output.weight.grad.float().norm())],
+                                                            float(weight_gradient.float().norm())],
              "chunked_by_torch": torch._inductor.metrics.num_auto_chunking - before}
     if times:
         found |= {"ms": statistics.median(times[3:]), "peak_gib": (torch.cuda.max_memory_allocated() - held) / 2**30}

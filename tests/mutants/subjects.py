@@ -39,10 +39,10 @@ RECIPES = {
     "llama3_autobucketing": ("llama3_autobucketing", FSDP),
     "llama3_float8": ("llama3_float8", {**FSDP, "joint_passes": [{"name": "float8_matmul", "smallest": 16}]}),
     "llama3_memory_budget": ("llama3_fsdp", {**FSDP, "joint_passes": [{"name": "memory_budget", "fraction": 0.5}]}),
-    "llama3_async_tp": ("llama3_tp", {**TP, "passes": [
-        "graph_cleanup", {"name": "async_tensor_parallel", "choose": "all"}]}),
+    "llama3_async_tp": ("llama3_tp", {**TP, "passes": ["async_tensor_parallel", "graph_cleanup"]}),
     "llama3_less_memory": ("llama3_fsdp", {
-        **FSDP, "joint_passes": ["inductor_decomposition", "chunked_loss"],
+        **FSDP, "model.loss": "workbench.lab.chunked_loss.loss:OutputLoss:4",
+        "joint_passes": ["inductor_decomposition"],
         "passes": [{"name": "offload_activations", "choose": "all", "min_bytes": 0}]}),
 }
 PARTS = ("joint", "forward", "backward")

@@ -171,6 +171,9 @@ EXPERTS = {"family": "deepseek_v3"}
       "passes[0].buckets[0][1]: Input should be a valid string, got 2"]),
     ({"passes": [{"name": "transformer_block_bucketing", "buckets": [1]}]},
      ["passes[0].buckets[0]: Input should be a valid string, got 1 or Input should be a valid tuple, got 1"]),
+    ({"joint_passes": ["chunked_loss"]}, [
+        "joint_passes[0]: unknown pass 'chunked_loss': set model.loss to "
+        "workbench.lab.chunked_loss.loss:OutputLoss:8"]),
     ({"format_version": 2}, ["format_version: this workbench reads version 1, and the file is version 2: update the "
                              "workbench"]),
     ({"data": {"path": ""}}, ["data.path: String should have at least 1 character, got text ''"]),
@@ -294,7 +297,7 @@ def test_sizes_are_the_models_own() -> None:
 
     from workbench.authoring.models.llama3 import Llama3Config
 
-    chosen = {"attention", "mask", "document_token"}
+    chosen = {"attention", "mask", "document_token", "loss"}
     own = {name: {k: v for k, v in asdict(Llama3Config(**sizes)).items() if k not in chosen}
            for name, sizes in SIZES["llama3"].items()}
     assert own == SIZES["llama3"]

@@ -43,7 +43,7 @@ _PACKAGE: dict[str, tuple[Any, Any, PlanOf]] = {
 def model_config(recipe: Recipe) -> Any:
     """The configuration of the recipe's model: the flavor's sizes, unless the recipe gives others."""
     model, (config, _, _) = recipe.model, _PACKAGE[recipe.model.family]
-    return config(**model.sizes(), attention=model.attention, mask=model.mask, document_token=model.document_token)
+    return config(**model.sizes(), **model.model_dump(include={"attention", "mask", "document_token", "loss"}))
 
 
 def _of_package(recipe: Recipe) -> nn.Module:

@@ -26,6 +26,9 @@ def rule_problems(parts: Mapping[str, Any], sizes: Mapping[str, Any] | None) -> 
             problems += _needing("static_shapes", joint, passes,
                                  "needs sizes that are the same in every step, and dropless dispatch reads them from "
                                  'the device: set model.dispatch to "capacity", or drop the pass')
+    if mesh is not None and mesh["tp"] > 1 and parts.get("model", {}).get("loss", "whole") != "whole":
+        problems.append(Problem("model.loss", "the ranks of tp share the vocabulary, and only the whole loss knows "
+                                              "that: set mesh.tp to 1, or leave loss out"))
     if mesh is not None and sizes is not None:
         for key in (k for k in ("n_heads", "n_kv_heads") if k in sizes):
             problems += _divides(f"model.{key}", sizes[key], "mesh.tp", mesh["tp"], "mesh.tp")
@@ -80,7 +83,9 @@ def pass_problems(
         for i, spec in enumerate(listed):
             key, name = f"{where}[{i}]", spec["name"]
             contract = CONTRACTS.get(name)
-            if contract is not None:
+            if name in CONTRACTS.gone and contract is None:
+                problems.append(Problem(key, f"unknown pass {name!r}: {CONTRACTS.gone[name]}"))
+            elif contract is not None:
                 problems += check(contract.options, freeze(spec["options"]), key)[1]
             # another name may be a user's pass, registered later: build checks those
             elif close := get_close_matches(name, CONTRACTS, 1, cutoff=0.8):

@@ -15,7 +15,7 @@ from workbench.recipe.strict_toml import Declared
 Dtype = Literal["float32", "bfloat16", "float64"]
 
 
-_NO_SIZES = {"family", "flavor", "attention", "mask", "document_token", "weights"}
+_NO_SIZES = {"family", "flavor", "attention", "mask", "document_token", "loss", "weights"}
 
 
 class ModelSpec(Declared):
@@ -26,6 +26,7 @@ class ModelSpec(Declared):
     attention: Literal["sdpa", "flex"] = "sdpa"
     mask: Literal["causal", "document"] = Field("causal", description="document needs attention flex")
     document_token: int = Field(0, ge=0, description="the token that ends a document")
+    loss: str = Field("whole", description="whole, or MODULE:CLASS:ARGUMENT of output layer and loss")
     weights: str | None = Field(None, min_length=1, description="a folder of Hugging Face safetensors to start from; "
                                                                 "relative to where the command runs")
     dim: PositiveInt | None = None
