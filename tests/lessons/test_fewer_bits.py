@@ -13,8 +13,6 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from workbench import author, capture, find_nodes, load_recipe, provenance, register_pass, run_joint
 from workbench.notebook.lessons.lesson import load_lesson
 from workbench.pipeline.train import Batches
-from workbench.recipe.files import json_lines
-from workbench.tools.compatibility import results_dir
 from workbench.world.fake import fake_world
 from workbench.world.mesh import World
 from workbench_lessons.l16_fewer_bits_proved import fewer_bits
@@ -27,8 +25,6 @@ from workbench_lessons.l16_fewer_bits_proved.fewer_bits import (
     distance,
     exact_gradients,
     output_errors,
-    recorded_gradients,
-    recorded_products,
     sums_over,
     underflowing,
 )
@@ -135,30 +131,6 @@ def test_without_a_checkout_there_are_no_recorded_losses(monkeypatch, tmp_path):
     monkeypatch.setattr(fewer_bits, "RECORDED", tmp_path / "none.json")
     with pytest.raises(fewer_bits.WorkbenchError, match="run from a checkout"):
         fewer_bits.recorded_losses()
-
-
-def test_what_the_notebook_says_of_recorded_figures():
-    found = {row[:2]: row[3:] for row in recorded_products()}
-    gain = {name: 1 - (narrow + casts) / wide for name, (wide, narrow, casts) in found.items()}
-    assert all(narrow < wide for wide, narrow, _ in found.values())
-    small, large = ({layers: value for (model, layers), value in gain.items() if model.endswith(size)}
-                    for size in ("1b", "8b"))
-    assert small["wk, wv"] < 0 and large["wk, wv"] < 0 and small["wq, wo"] < 0
-    assert all(0 < small[layers] < large[layers] for layers in ("w1, w3", "w2"))
-    whole = {size: [sum(row[i] for row in recorded_products() if row[0].endswith(size) and row[1] != "output")
-                    for i in (3, 4, 5)] for size in ("1b", "8b")}
-    assert [f"{100 * (narrow + casts) / wide:.0f}" for wide, narrow, casts in whole.values()] == ["89", "69"]
-    assert max(recorded_gradients()["tensorwise"].values()) > 0.1
-    steps = {variant: min(run["step_ms"] for run in json_lines(results_dir() / "float8_h200x2.jsonl")
-                          if run.get("variant") == variant)
-             for variant in ("llama3_whole_step_fused_cudagraph", "llama3_float8_whole_step_cudagraph")}
-    wide, narrow = steps.values()
-    assert f"{1 - narrow / wide:.0%}" == "17%"
-    losses = fewer_bits.recorded_losses()
-    for name in ("tensorwise", "rowwise"):
-        gap = [a - b for a, b in zip(losses[name], losses["bfloat16"], strict=True)]
-        assert all(sum(gap[end - 20:end]) > 0 for end in range(70, 151))  # the picture's mean, in the middle of the run
-        assert sum(each > 0 for each in gap[50:150]) > 60 and abs(sum(gap[-20:])) / 20 < 0.01
 
 
 def test_the_values_that_a_cast_of_the_backward_turns_into_0_are_counted_by_module():

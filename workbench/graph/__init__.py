@@ -12,7 +12,6 @@
     model_contract    what a model must be to be captured
     partition         joint graph to forward and backward
     patterns          find nodes, replace subgraphs
-    products          matrix products: beside collectives, of linear layers, in float8
     read              what a graph holds, moves, costs and keeps
     replay_rehearsal  a stand-in for CUDA graphs on a CPU
 """

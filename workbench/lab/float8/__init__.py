@@ -21,6 +21,10 @@ by both inverse scales, `mul_scalar` and `mul_scalar_1`. The casts of the weight
       ...
       _scaled_mm_default: float32 [16, 16] = aten._scaled_mm(convert_element_type_default, permute_default, ...
       ...
+
+    linear           which of a graph's products belong to linear layers
+    scaled_products  those as scaled products of float8
+    weight_gathers   weights gathered in float8, with scales that all ranks agree on
 """
 
 from typing import Literal

@@ -12,11 +12,11 @@ from torch.fx import GraphModule
 
 from workbench.errors import WorkbenchError
 from workbench.graph.facts import facts_of
-from workbench.graph.products.float8 import SCALED, TYPES, Float8, cannot
-from workbench.graph.products.float8_gathers import WeightGather, expected_collectives, gather_in_float8, weight_gathers
-from workbench.graph.products.linear import MANY, Product, products_of
 from workbench.graph.read.collectives import Collective
 from workbench.lab.float8 import Float8Options
+from workbench.lab.float8.linear import MANY, Product, products_of
+from workbench.lab.float8.scaled_products import SCALED, TYPES, Float8, cannot
+from workbench.lab.float8.weight_gathers import WeightGather, expected_collectives, gather_in_float8, weight_gathers
 from workbench.passes.effect import Effect
 from workbench.passes.registry import Graphs, register_pass
 from workbench.torch_api.devices.float8 import emulate_on_cpu, scaled_products
@@ -35,7 +35,7 @@ def _stays(product: Product, options: Float8Options) -> str:
         return f"outside modules {', '.join(options.modules)}"
     if product.which not in options.products:
         return f"products leaves out {product.which}"
-    if any(is_symbolic(each.meta["val"]) for each in product.node.all_input_nodes):
+    if any(is_symbolic(operand.meta["val"]) for operand in product.node.all_input_nodes):
         return "its size is known only during the step"
     if (least := min(product.sizes)) < options.smallest:
         return f"size {least} is below smallest, {options.smallest}"
@@ -61,7 +61,8 @@ def products_converted(before: Graphs, after: Graphs, options: Float8Options) ->
     whether the ranks emulate them. On a fake world nothing runs.
     """
     taken, left = chosen(before[0], options)
-    now = sum(n.target is SCALED for n in after[0].graph.nodes) - sum(n.target is SCALED for n in before[0].graph.nodes)
+    was, now = (len(gm.graph.find_nodes(op="call_function", target=SCALED)) for (gm,) in (before, after))
+    now -= was
     every = len(taken) + sum(map(len, left.values()))
     runs_on = taken[0].node.meta["val"].device.type if taken and facts_of(before[0]).world != "fake" else ""
     evidence = {"products": every, "eligible": len(taken), "converted": now, "left": left, "emulated": runs_on == "cpu"}
@@ -100,8 +101,8 @@ def float8_matmul(gm: GraphModule, example_inputs: list[Any], *, options: Float8
     """Raises WorkbenchError where nothing is left to convert, or the device has no float8 products."""
     taken, left = chosen(gm, options)
     if not taken:
-        found = "; ".join(f"{len(names)}: {why}, {names[0]} first" for why, names in left.items())
-        raise WorkbenchError(f"float8_matmul: no product is left to convert ({found or 'there is none'}): change "
+        reasons = "; ".join(f"{len(names)}: {why}, {names[0]} first" for why, names in left.items())
+        raise WorkbenchError(f"float8_matmul: no product is left to convert ({reasons or 'there is none'}): change "
                              "modules, smallest or the model")
     require_float8(taken[0].node.meta["val"].device)
     float8 = Float8(gm, options.scaling == "rowwise", TYPES[options.gradients], options.fast_sums)

@@ -25,10 +25,11 @@ def _product(
     bias: torch.Tensor | None = None, scale_result: torch.Tensor | None = None, out_dtype: torch.dtype | None = None,
     use_fast_accum: bool = False, *, out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    found = (left.float() @ right.float()) * left_scale * right_scale
-    found = found if bias is None else found + bias
-    found = found.to(out_dtype or left.dtype)
-    return found if out is None else out.copy_(found)
+    product = (left.float() @ right.float()) * left_scale * right_scale
+    if bias is not None:
+        product = product + bias
+    product = product.to(out_dtype or left.dtype)
+    return product if out is None else out.copy_(product)
 
 
 @functools.cache

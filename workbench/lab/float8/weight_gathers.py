@@ -15,11 +15,11 @@ import torch
 from torch.fx import GraphModule, Node
 
 from workbench.graph.make_nodes import NodeMaker, fake_mode_of
-from workbench.graph.products.float8 import SCALED, Cast, erase_unread, inverse_scale, largest, scaled
-from workbench.graph.products.linear import Product, turns, untransposed
 from workbench.graph.read.collectives import Collective, list_collectives
 from workbench.graph.read.memory import Flow
 from workbench.graph.read.nodes import kind_of
+from workbench.lab.float8.linear import Product, turns, untransposed
+from workbench.lab.float8.scaled_products import SCALED, Cast, erase_unread, inverse_scale, largest, scaled
 from workbench.torch_api.ops import collective_kind, group_name_of
 
 aten, c10d = torch.ops.aten, torch.ops._c10d_functional
@@ -39,17 +39,16 @@ class WeightGather:
 def weight_gathers(gm: GraphModule, products: Iterable[Product]) -> list[WeightGather]:
     """The gathers that can move float8 once these products, and no others, are scaled ones."""
     flow, chosen = Flow(gm), {product.node for product in products}
-    place = {node: i for i, node in enumerate(gm.graph.nodes)}
-    weights = dict.fromkeys(untransposed(right)[0] for node in sorted(chosen, key=place.__getitem__)
-                            if isinstance(right := node.args[1], Node))
-    found = []
+    rights = [node.args[1] for node in sorted(chosen)]
+    weights = dict.fromkeys(untransposed(right)[0] for right in rights if isinstance(right, Node))
+    result = []
     for whole in weights:
         nodes = _moved_by(whole)
         gathers = [n for n in nodes if collective_kind(n.target) == "all_gather"]
-        inner = all(user in nodes for node in nodes - {whole} for user in node.users)
-        if len(gathers) == 1 and inner and flow.parameters(gathers[0]) and _read_by(whole) <= chosen:
-            found.append(WeightGather(gathers[0], whole, tuple(sorted(nodes, key=place.__getitem__))))
-    return found
+        readers = {user for node in nodes - {whole} for user in node.users}
+        if len(gathers) == 1 and readers <= nodes and flow.parameters(gathers[0]) and _read_by(whole) <= chosen:
+            result.append(WeightGather(gathers[0], whole, tuple(sorted(nodes))))
+    return result
 
 
 def _moved_by(whole: Node) -> set[Node]:
@@ -71,34 +70,36 @@ def _moved_by(whole: Node) -> set[Node]:
 
 def _read_by(whole: Node) -> set[Node]:
     """The nodes that read a matrix, also through transposes."""
-    found, todo = set[Node](), [whole]
+    readers, todo = set[Node](), [whole]
     while todo:
         for user in todo.pop().users:
             if turns(user):
                 todo.append(user)
             else:
-                found.add(user)
-    return found
+                readers.add(user)
+    return readers
+
+
+def _by_group(gathers: Iterable[WeightGather]) -> dict[str, list[WeightGather]]:
+    groups: dict[str, list[WeightGather]] = {}
+    for weight in gathers:
+        groups.setdefault(group_name_of(weight.gather), []).append(weight)
+    return groups
 
 
 def expected_collectives(gm: GraphModule, gathers: Iterable[WeightGather]) -> list[Collective]:
     """The collectives of the graph once these gathers move float8."""
-    groups: dict[str, list[str]] = {}
-    for each in gathers:
-        groups.setdefault(group_name_of(each.gather), []).append(each.gather.name)
-    smaller = {name for names in groups.values() for name in names}
-    found = []
-    for c in list_collectives(gm):
-        if c.node in smaller:
+    collectives = {c.node: c for c in list_collectives(gm)}
+    for weights in _by_group(gathers).values():
+        for name in [weight.gather.name for weight in weights]:
+            c = collectives[name]
             size = getattr(torch, c.dtype).itemsize
-            c = replace(c, dtype="uint8", bytes_in=c.bytes_in // size, bytes_out=c.bytes_out // size)
-        found.append(c)
-    for names in groups.values():
-        c = next(c for c in found if c.node == names[0])
-        size = 4 * len(names)
-        found.append(replace(c, kind="all_reduce", reduce_op="max", dtype="float32", shape=(len(names),),
-                             bytes_in=size, bytes_out=size, node="the largest magnitudes", waits=()))
-    return found
+            collectives[name] = replace(c, dtype="uint8", bytes_in=c.bytes_in // size, bytes_out=c.bytes_out // size)
+        first, size = collectives[weights[0].gather.name], 4 * len(weights)
+        collectives[f"{first.node}, magnitudes"] = replace(
+            first, kind="all_reduce", reduce_op="max", dtype="float32", shape=(len(weights),),
+            bytes_in=size, bytes_out=size, node="the largest magnitudes", waits=())
+    return list(collectives.values())
 
 
 def gather_in_float8(gm: GraphModule, gathers: Iterable[WeightGather], casts: Mapping[Node, Cast]) -> None:
@@ -106,38 +107,35 @@ def gather_in_float8(gm: GraphModule, gathers: Iterable[WeightGather], casts: Ma
 
     casts: the cast of each whole weight, which the gathered one replaces.
     """
-    groups: dict[str, list[WeightGather]] = {}
-    for each in gathers:
-        groups.setdefault(group_name_of(each.gather), []).append(each)
-    for group, same in groups.items():
-        agreed = _agreed(gm, group, [each.gather for each in same])
-        for i, each in enumerate(same):
-            _gather_bytes(gm, each, casts[each.whole], agreed, i)
+    for group, weights in _by_group(gathers).items():
+        agreed = _agreed(gm, group, [weight.gather for weight in weights])
+        for i, weight in enumerate(weights):
+            _gather_bytes(gm, weight, casts[weight.whole], agreed, i)
 
 
 def _agreed(gm: GraphModule, group: str, gathers: list[Node]) -> Node:
     """The largest magnitudes of all weights, at the beginning of the graph."""
     mode, shards = fake_mode_of(gm), [gather.all_input_nodes[0] for gather in gathers]
     anchor = _hoisted(gm, shards)
-    found = [largest(NodeMaker(gm.graph, anchor, mode, shard), shard, None) for shard in shards]
+    magnitudes = [largest(NodeMaker(gm.graph, anchor, mode, shard), shard, None) for shard in shards]
     make = NodeMaker(gm.graph, anchor, mode, shards[0])
-    stacked = make(aten.cat.default, [make(aten.view.default, each, [1]) for each in found])
+    stacked = make(aten.cat.default, [make(aten.view.default, number, [1]) for number in magnitudes])
     return make(c10d.wait_tensor.default, make(c10d.all_reduce.default, stacked, "max", group))
 
 
-def _gather_bytes(gm: GraphModule, each: WeightGather, cast: Cast, agreed: Node, index: int) -> None:
-    mode, dtype, shard = fake_mode_of(gm), cast.value.meta["val"].dtype, each.gather.all_input_nodes[0]
-    make = NodeMaker(gm.graph, each.gather, mode)
+def _gather_bytes(gm: GraphModule, weight: WeightGather, cast: Cast, agreed: Node, index: int) -> None:
+    mode, dtype, shard = fake_mode_of(gm), cast.value.meta["val"].dtype, weight.gather.all_input_nodes[0]
+    make = NodeMaker(gm.graph, weight.gather, mode)
     # computed for each weight: cuBLAS refuses a view, which may not begin at a multiple of 16 bytes
     inverse = inverse_scale(make, make(aten.select.int, agreed, 0, index), dtype)
-    each.gather.replace_input_with(shard, make(aten.view.dtype, scaled(make, shard, inverse, dtype), torch.uint8))
-    for node in each.nodes:
+    weight.gather.replace_input_with(shard, make(aten.view.dtype, scaled(make, shard, inverse, dtype), torch.uint8))
+    for node in weight.nodes:
         values, keywords = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
         with mode or nullcontext():
             node.meta["val"] = node.target(*values, **keywords)  # type: ignore[operator]
         node.meta.pop("tensor_meta", None)
         node.meta.pop("eager_input_vals", None)
-    whole = NodeMaker(gm.graph, each.whole.next, mode, each.whole)(aten.view.dtype, each.whole, dtype)
+    whole = NodeMaker(gm.graph, weight.whole.next, mode, weight.whole)(aten.view.dtype, weight.whole, dtype)
     cast.value.replace_all_uses_with(whole)
     cast.inverse.replace_all_uses_with(inverse, delete_user_cb=lambda user: user.target is SCALED)
     erase_unread(cast.value)

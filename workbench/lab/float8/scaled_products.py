@@ -15,7 +15,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from workbench.graph.make_nodes import NodeMaker, fake_mode_of
-from workbench.graph.products.linear import FORWARD, Product, untransposed, viewed
+from workbench.lab.float8.linear import FORWARD, Product, untransposed, viewed
 
 aten, prims = torch.ops.aten, torch.ops.prims
 SCALED, CONVERT = aten._scaled_mm.default, prims.convert_element_type.default
@@ -54,12 +54,15 @@ class Cast:
 
 def largest(make: NodeMaker, base: Node, dim: int | None) -> Node:
     """The largest magnitude along `dim`, which is kept, or of all elements, in float32."""
-    found = make(aten.abs.default, base)
+    magnitude = make(aten.abs.default, base)
     if dim is not None:
-        found = make(aten.amax.default, found, [dim], True)
-    for _ in range(found.meta["val"].ndim if dim is None else 0):  # by rows first: the kernel that makes them can do it
-        found = make(aten.amax.default, found, [-1])
-    return found if found.meta["val"].dtype is torch.float32 else make(CONVERT, found, torch.float32)
+        magnitude = make(aten.amax.default, magnitude, [dim], True)
+    else:
+        for _ in range(base.meta["val"].ndim):  # by rows first: the kernel that makes them can do it
+            magnitude = make(aten.amax.default, magnitude, [-1])
+    if magnitude.meta["val"].dtype is torch.float32:
+        return magnitude
+    return make(CONVERT, magnitude, torch.float32)
 
 
 def inverse_scale(make: NodeMaker, magnitude: Node, dtype: torch.dtype) -> Node:
@@ -97,10 +100,11 @@ class Float8:
         gradient = self.gradient if product.which != FORWARD else TYPES["e4m3"]
         a, a_scale = self._operand(node, 0, gradient)
         b, b_scale = self._operand(node, 1, TYPES["e4m3"])
-        made = NodeMaker(self.gm.graph, node, self.mode)(
+        scaled_product = NodeMaker(self.gm.graph, node, self.mode)(
             SCALED, a, b, a_scale, b_scale, None, None, node.meta["val"].dtype, product.which in self.fast_sums)
-        made.meta["eager_input_vals"] = torch.fx.map_arg((made.args, {}), lambda n: n.meta["val"])  # strides to keep
-        node.replace_all_uses_with(made)
+        values = torch.fx.map_arg(scaled_product.args, lambda n: n.meta["val"])
+        scaled_product.meta["eager_input_vals"] = values, {}  # strides to keep
+        node.replace_all_uses_with(scaled_product)
         erase_unread(node)
 
     def _operand(self, product: Node, side: int, dtype: torch.dtype) -> tuple[Node, Node]:
@@ -124,8 +128,9 @@ class Float8:
         """`base` is cast once, behind it; an input of the graph before its first reader."""
         key = viewed(base), tuple(base.meta["val"].shape), dim, dtype
         if key not in self.casts:
-            given = base.op == "placeholder"
-            make = NodeMaker(self.gm.graph, reader if given else base.next, self.mode, reader if given else base)
+            is_input = base.op == "placeholder"
+            before, origin = (reader, reader) if is_input else (base.next, base)
+            make = NodeMaker(self.gm.graph, before, self.mode, origin)
             inverse = inverse_scale(make, largest(make, base, dim), dtype)
             self.casts[key] = Cast(base, scaled(make, base, inverse, dtype), inverse)
         return self.casts[key]

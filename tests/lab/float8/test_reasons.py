@@ -12,8 +12,8 @@ from workbench.authoring.plans import ParallelPlan
 from workbench.authoring.simple_fsdp import Precision
 from workbench.errors import WorkbenchError
 from workbench.graph.make_nodes import fake_mode_of
-from workbench.graph.products.linear import products_of
 from workbench.lab.float8 import Float8Options, transform
+from workbench.lab.float8.linear import products_of
 from workbench.world.mesh import World
 
 ALONE = World("gloo", 1, 0, torch.device("cpu"))
@@ -75,28 +75,24 @@ def effect_of(joint, **options):
     return run_joint(joint, [{"name": "float8_matmul", "smallest": 16, **options}])[0].verdict("effect")
 
 
-def test_an_operand_that_is_not_contiguous_is_named_with_its_strides():
-    left = effect_of(captured(of_a_slice)).evidence["left"]
-    assert "layers.0 forward" in left["an operand has strides (32, 1)"]
-    assert effect_of(captured(of_a_part)).evidence["left"] == {}
+@pytest.mark.parametrize(("block", "dtype", "converted", "why", "where"), [
+    (of_a_slice, torch.float32, None, "an operand has strides (32, 1)", "layers.0 forward"),
+    (of_a_part, torch.float32, 5, "", ""),
+    (linear, torch.bfloat16, 5, "", ""),
+    (of_its_own_result, torch.float32, None, "belongs to no linear layer", "layers.0 mm_1"),
+    (grouped, torch.bfloat16, 2, "grouped product, aten._grouped_mm: only a product of two matrices is converted",
+     "layers.0 "),
+])
+def test_each_product_that_stays_has_its_reason(block, dtype, converted, why, where):
+    evidence = effect_of(captured(block, dtype)).evidence
+    assert set(evidence["left"]) == ({why} if why else set())
+    assert not why or any(name.startswith(where) for name in evidence["left"][why])
+    assert converted in (None, evidence["converted"])
 
 
 def test_a_dtype_that_has_no_cast_is_named():
     with pytest.raises(WorkbenchError, match="5: an operand is float64, layers.0 forward first"):
         effect_of(captured(linear, torch.float64))
-    assert effect_of(captured(linear, torch.bfloat16)).evidence["converted"] == 5
-
-
-def test_a_product_of_two_activations_belongs_to_no_linear_layer():
-    left = effect_of(captured(of_its_own_result)).evidence["left"]
-    assert list(left) == ["belongs to no linear layer"] and "layers.0 mm_1" in left["belongs to no linear layer"]
-
-
-def test_grouped_products_are_counted_and_named():
-    effect = effect_of(captured(grouped, torch.bfloat16))
-    why = "grouped product, aten._grouped_mm: only a product of two matrices is converted"
-    assert effect.evidence["products"] == 5 and effect.evidence["converted"] == effect.evidence["eligible"] == 2
-    assert [name.partition(" ")[0] for name in effect.evidence["left"][why]] == ["layers.0"] * 3
 
 
 def on_a_gpu(joint):

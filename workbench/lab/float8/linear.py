@@ -55,11 +55,13 @@ def products_of(gm: GraphModule) -> Iterator[Product]:
 def _which(node: Node, flow: Flow) -> str:
     if node.target is not aten.mm.default:
         return ""
-    left, right = (flow.parameters(arg) for arg in node.all_input_nodes[:2]) if len(node.all_input_nodes) > 1 else (
-        None, None)
+    operands = node.all_input_nodes
+    left, right = map(flow.parameters, operands) if len(operands) == 2 else (None, None)
     if not is_backward(node):
         return FORWARD if right and left is None else ""
-    return "" if left else INPUT_GRADIENT if right else WEIGHT_GRADIENT
+    if left:
+        return ""
+    return INPUT_GRADIENT if right else WEIGHT_GRADIENT
 
 
 def untransposed(node: Node) -> tuple[Node, bool]:
@@ -84,7 +86,9 @@ def turns(node: Node) -> bool:
 
 def viewed(node: Node) -> Node:
     """The value that a chain of views of all its elements, in their order, starts from."""
-    while node.op == "call_function" and op_name(node.target) in _VIEWS and (
-            node.meta["val"].dtype == node.all_input_nodes[0].meta["val"].dtype):
-        node = node.all_input_nodes[0]
+    while node.op == "call_function" and op_name(node.target) in _VIEWS:
+        source = node.all_input_nodes[0]
+        if source.meta["val"].dtype != node.meta["val"].dtype:
+            break
+        node = source
     return node
