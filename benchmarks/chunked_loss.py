@@ -1,4 +1,4 @@
-"""An output layer and its loss, alone on one GPU: whole, in pieces by OutputLoss, and in those of auto_chunker.
+"""An output layer and its loss, alone on one GPU: whole, in our pieces, and in those of auto_chunker.
 
     python benchmarks/chunked_loss.py [FILE.json] [--tokens 8192] [--dim 4096] [--vocabulary 128256] [--chunks 8]
 
@@ -20,7 +20,7 @@ from result import tell
 from torch import nn
 
 from workbench import as_backend
-from workbench.lab.chunked_loss.loss import OutputLoss
+from workbench.lab.chunked_loss.loss import ChunkedLoss, OutputWeight
 
 WAYS = ("eager", "compile", "auto_chunker", "whole", "pieces", "pieces_compile")
 DECOMPOSE, LOWER = "inductor_decomposition", "full_inductor_compilation"
@@ -34,6 +34,17 @@ class Head(nn.Module):
     def forward(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """x (1, tokens, dim), targets (1, tokens) -> the mean cross entropy."""
         return nn.functional.cross_entropy(self.output(x).flatten(0, 1).float(), targets.flatten())
+
+
+class Pieces(nn.Module):
+    def __init__(self, dim: int, vocabulary: int, chunks: int) -> None:
+        super().__init__()
+        self.output, self.loss = OutputWeight(dim, vocabulary, bias=False), ChunkedLoss(chunks)
+
+    def forward(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """x (1, tokens, dim), targets (1, tokens) -> the mean cross entropy."""
+        loss: torch.Tensor = self.loss(self.output(x), targets)
+        return loss
 
 
 def compiled(way: str, head: nn.Module) -> Callable[..., Any]:
@@ -50,7 +61,7 @@ def measured(way: str, options: argparse.Namespace, device: torch.device) -> dic
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     in_pieces = way.startswith("pieces")
     sizes = (options.dim, options.vocabulary)
-    head = (OutputLoss(*sizes, options.chunks) if in_pieces else Head(*sizes)).to(device, dtype)
+    head = (Pieces(*sizes, options.chunks) if in_pieces else Head(*sizes)).to(device, dtype)
     x = torch.randn(1, options.tokens, options.dim, device=device, dtype=dtype, requires_grad=True)
     targets = torch.randint(options.vocabulary, (1, options.tokens), device=device)
     config = {"auto_chunker.enable": way == "auto_chunker", "auto_chunker.num_chunk": options.chunks,

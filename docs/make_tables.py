@@ -341,7 +341,7 @@ def chunked_loss_table(root: Path = ROOT) -> str:
     said = {"eager": "torch, eager", "compile": "`torch.compile`",
             "auto_chunker": "`torch.compile` with `auto_chunker`", "whole": "ours, whole",
             "chunked_loss": "ours, the former pass `chunked_loss`", "pieces": "ours, `model.loss`",
-            "pieces_compile": "`torch.compile` of `OutputLoss`"}
+            "pieces_compile": "`torch.compile` of `ChunkedLoss`"}
     rows = [[said[row["way"]], f"{row['ms']:.1f} ms", f"{row['peak_gib']:.1f} GiB"] for row in found["rows"]]
     sizes = f"{found['tokens']:,} tokens of {found['dim']:,}, vocabulary {found['vocabulary']:,}"
     alone = table(["output layer and loss, both directions", "time", "peak"], rows)

@@ -5,26 +5,36 @@ from __future__ import annotations
 import pytest
 import torch
 from on_ranks import FSDP_TP, calls, small, trajectory
+from torch import nn
 from torch.nn import functional as F
 
-from workbench import WorkbenchError, as_backend, author, capture, cut, partition, run_joint
-from workbench.graph.read.memory import estimated_bytes
-from workbench.lab.chunked_loss.loss import OutputLoss, chunked_cross_entropy
+from workbench import WorkbenchError, as_backend, author, capture, partition, run_joint
+from workbench.graph.read.peak import estimated_bytes
+from workbench.lab.chunked_loss.loss import ChunkedLoss, OutputWeight
 
 pytestmark = pytest.mark.integration
 DIM, VOCABULARY = 8, 24
 
 
+class Head(nn.Module):
+    def __init__(self, chunks):
+        super().__init__()
+        self.output, self.loss = OutputWeight(DIM, VOCABULARY, bias=False), ChunkedLoss(chunks)
+
+    def forward(self, x, targets):
+        return self.loss(self.output(x), targets)
+
+
 def in_pieces(chunks, dtype, scale, compiled):
     """(loss, gradient of x, gradient of the weight) in pieces, and at once; 12 tokens, one without a target."""
     torch.manual_seed(0)
-    layer = OutputLoss(DIM, VOCABULARY, chunks).to(dtype)
+    layer = Head(chunks).to(dtype)
     x, targets = torch.randn(3, 4, DIM, dtype=dtype, requires_grad=True), torch.randint(VOCABULARY, (3, 4))
     targets[1, 2] = -100
     step = torch.compile(layer, backend=as_backend(["inductor_decomposition"]), dynamic=False) if compiled else layer
-    whole = x.flatten(0, 1) @ layer.weight.t()
+    whole = x.flatten(0, 1) @ layer.output.weight.t()
     losses = step(x, targets), F.cross_entropy(whole if dtype is torch.float64 else whole.float(), targets.flatten())
-    return [(loss.detach(), *torch.autograd.grad(loss * scale, (x, layer.weight))) for loss in losses]
+    return [(loss.detach(), *torch.autograd.grad(loss * scale, (x, layer.output.weight))) for loss in losses]
 
 
 @pytest.mark.parametrize("chunks", [4, 5, 12])  # five pieces have no equal sizes
@@ -42,22 +52,16 @@ def test_in_bfloat16_each_piece_adds_a_rounding():
 
 
 def form(chunks):
-    return "whole" if chunks == 1 else f"workbench.lab.chunked_loss.loss:OutputLoss:{chunks}"
+    return "whole" if chunks == 1 else f"workbench.lab.chunked_loss.loss:in_pieces:{chunks}"
 
 
-def pair_of(fake, by, chunks, joint=(), **changes):
-    recipe = small({"dp_shard": 4}).override({"model.loss": form(chunks), **changes})
-    graph = capture(author(recipe, fake), by=by)
-    run_joint(graph, ["inductor_decomposition", *joint])
-    return (cut if by == "traced" else partition)(graph)
-
-
-@pytest.mark.parametrize("by", ["joint", "traced"])
-def test_whole_logits_never_exist_and_the_backward_computes_none(fake4, by):
+def test_whole_logits_never_exist_and_the_backward_computes_none(fake4):
     sizes = {"model.vocab_size": 8192, "data.seq_len": 512}
     peaks = []
     for chunks in (1, 8):
-        pair = pair_of(fake4, by, chunks, ["reshard_after_forward"], **sizes)
+        graph = capture(author(small({"dp_shard": 4}).override({"model.loss": form(chunks), **sizes}), fake4))
+        run_joint(graph, ["inductor_decomposition", "reshard_after_forward"])
+        pair = partition(graph)
         found = estimated_bytes(*pair.graphs)
         peaks.append(max(found["peak_forward"], found["peak_backward"]))
         tokens = [n.meta["val"].shape[0] for gm in pair.graphs for n in calls(gm, "aten.mm")
@@ -78,18 +82,11 @@ def test_on_ranks_steps_in_pieces_are_those_at_once(pool2):
         assert pieces["relative"] < 5e-6 and pieces["losses"] == pytest.approx(whole["losses"], rel=5e-6)
 
 
-def test_ranks_that_share_the_vocabulary_are_refused(fake4):
-    with pytest.raises(WorkbenchError, match="model.loss: the ranks of tp share the vocabulary.*mesh.tp to 1"):
-        small(FSDP_TP).override({"model.loss": form(4)})
-    weight = author(small(FSDP_TP), fake4).module.output.weight
-    with pytest.raises(WorkbenchError, match="the ranks of the tp axis share it: set mesh.tp to 1"):
-        chunked_cross_entropy(torch.empty(4, 128), weight, torch.zeros(4, dtype=torch.int64), 4)
-
-
-@pytest.mark.parametrize(("loss", "said"), [
-    (form("1"), "'1' is no number of pieces: give 2 or more"), (form("many"), "'many' is no number of pieces"),
-    ("half", "write MODULE:CLASS:ARGUMENT"), ("workbench.none:Loss:8", "No module named"),
+@pytest.mark.parametrize(("chunks", "mesh", "said"), [
+    ("1", {"dp_shard": 4}, "'1' is no number of pieces: give 2 or more"),
+    ("many", {"dp_shard": 4}, "'many' is no number of pieces"),
+    ("4", FSDP_TP, "the ranks of tp share it: set mesh.tp to 1"),
 ])
-def test_a_loss_that_cannot_be_is_refused(fake4, loss, said):
-    with pytest.raises(WorkbenchError, match=f"model.loss.*{said}"):
-        author(small({"dp_shard": 4}).override({"model.loss": loss}), fake4)
+def test_what_cannot_be_cut_is_refused(fake4, chunks, mesh, said):
+    with pytest.raises(WorkbenchError, match=f"model.loss: .*{said}"):
+        author(small(mesh).override({"model.loss": form(chunks)}), fake4)

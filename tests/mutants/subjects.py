@@ -41,7 +41,7 @@ RECIPES = {
     "llama3_memory_budget": ("llama3_fsdp", {**FSDP, "joint_passes": [{"name": "memory_budget", "fraction": 0.5}]}),
     "llama3_async_tp": ("llama3_tp", {**TP, "passes": ["async_tensor_parallel", "graph_cleanup"]}),
     "llama3_less_memory": ("llama3_fsdp", {
-        **FSDP, "model.loss": "workbench.lab.chunked_loss.loss:OutputLoss:4",
+        **FSDP, "model.loss": "workbench.lab.chunked_loss.loss:in_pieces:4",
         "joint_passes": ["inductor_decomposition"],
         "passes": [{"name": "offload_activations", "choose": "all", "min_bytes": 0}]}),
 }

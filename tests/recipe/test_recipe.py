@@ -172,8 +172,8 @@ EXPERTS = {"family": "deepseek_v3"}
     ({"passes": [{"name": "transformer_block_bucketing", "buckets": [1]}]},
      ["passes[0].buckets[0]: Input should be a valid string, got 1 or Input should be a valid tuple, got 1"]),
     ({"joint_passes": ["chunked_loss"]}, [
-        "joint_passes[0]: unknown pass 'chunked_loss': set model.loss to "
-        "workbench.lab.chunked_loss.loss:OutputLoss:8"]),
+        "joint_passes[0]: unknown pass 'chunked_loss'; did you mean "
+        "'model.loss = \"workbench.lab.chunked_loss.loss:in_pieces:8\"'?"]),
     ({"format_version": 2}, ["format_version: this workbench reads version 1, and the file is version 2: update the "
                              "workbench"]),
     ({"data": {"path": ""}}, ["data.path: String should have at least 1 character, got text ''"]),

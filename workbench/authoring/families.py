@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -43,11 +44,13 @@ _PACKAGE: dict[str, tuple[Any, Any, PlanOf]] = {
 def model_config(recipe: Recipe) -> Any:
     """The configuration of the recipe's model: the flavor's sizes, unless the recipe gives others."""
     model, (config, _, _) = recipe.model, _PACKAGE[recipe.model.family]
-    return config(**model.sizes(), **model.model_dump(include={"attention", "mask", "document_token", "loss"}))
+    return config(**model.sizes(), attention=model.attention, mask=model.mask, document_token=model.document_token)
 
 
 def _of_package(recipe: Recipe) -> nn.Module:
-    return _PACKAGE[recipe.model.family][1](model_config(recipe))
+    model: nn.Module = _PACKAGE[recipe.model.family][1](model_config(recipe))
+    change, _, argument = recipe.model.loss.rpartition(":")
+    return resolve_name(change)(model, recipe, argument) if change else model
 
 
 _FAMILIES = {name: Family(name, _of_package, plan) for name, (_, _, plan) in _PACKAGE.items()}

@@ -137,8 +137,7 @@ def find_pass(name: str) -> RegisteredPass:
         import_module(CONTRACTS[name].code)
     if name not in _PASSES:
         known = ", ".join(sorted({*_PASSES, *package_contracts()}))
-        hint = CONTRACTS.gone.get(name, f"register it with @register_pass, or use one of {known}")
-        raise WorkbenchError(f"unknown pass {name!r}: {hint}")
+        raise WorkbenchError(f"unknown pass {name!r}: register it with @register_pass, or use one of {known}")
     return _PASSES[name]
 
 

@@ -9,7 +9,7 @@ from enum import StrEnum
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
@@ -97,10 +97,8 @@ class _Contracts(UserDict[str, PassContract]):
     """Contracts by pass name.
 
     A pass of the package is one file of `workbench/passes`, which registers it when it is imported: the first question
-    for its name does so, and imports torch. Plugins declare theirs without torch. gone: passes of the last release.
+    for its name does so, and imports torch. Plugins declare theirs without torch.
     """
-
-    gone: ClassVar = {"chunked_loss": "set model.loss to workbench.lab.chunked_loss.loss:OutputLoss:8"}
 
     def __contains__(self, name: object) -> bool:
         if name not in self.data and isinstance(name, str):
@@ -138,6 +136,8 @@ def _listed(contracts: Mapping[str, PassContract]) -> list[str]:
 
 
 CONTRACTS = _Contracts()
+GONE = {"chunked_loss": 'model.loss = "workbench.lab.chunked_loss.loss:in_pieces:8"'}
+"""Passes of the last release, and what stands in their place."""
 
 
 def package_contracts() -> dict[str, PassContract]:

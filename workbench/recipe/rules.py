@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
-from workbench.recipe.contracts import CONTRACTS, Stage, check_capture, check_passes, check_step
+from workbench.recipe.contracts import CONTRACTS, GONE, Stage, check_capture, check_passes, check_step
 from workbench.recipe.strict_toml import Problem, check, freeze
 
 
@@ -26,9 +26,6 @@ def rule_problems(parts: Mapping[str, Any], sizes: Mapping[str, Any] | None) -> 
             problems += _needing("static_shapes", joint, passes,
                                  "needs sizes that are the same in every step, and dropless dispatch reads them from "
                                  'the device: set model.dispatch to "capacity", or drop the pass')
-    if mesh is not None and mesh["tp"] > 1 and parts.get("model", {}).get("loss", "whole") != "whole":
-        problems.append(Problem("model.loss", "the ranks of tp share the vocabulary, and only the whole loss knows "
-                                              "that: set mesh.tp to 1, or leave loss out"))
     if mesh is not None and sizes is not None:
         for key in (k for k in ("n_heads", "n_kv_heads") if k in sizes):
             problems += _divides(f"model.{key}", sizes[key], "mesh.tp", mesh["tp"], "mesh.tp")
@@ -83,12 +80,10 @@ def pass_problems(
         for i, spec in enumerate(listed):
             key, name = f"{where}[{i}]", spec["name"]
             contract = CONTRACTS.get(name)
-            if name in CONTRACTS.gone and contract is None:
-                problems.append(Problem(key, f"unknown pass {name!r}: {CONTRACTS.gone[name]}"))
-            elif contract is not None:
+            if contract is not None:
                 problems += check(contract.options, freeze(spec["options"]), key)[1]
             # another name may be a user's pass, registered later: build checks those
-            elif close := get_close_matches(name, CONTRACTS, 1, cutoff=0.8):
+            elif close := [GONE[name]] if name in GONE else get_close_matches(name, CONTRACTS, 1, cutoff=0.8):
                 problems.append(Problem(key, f"unknown pass {name!r}; did you mean {close[0]!r}?"))
     names = [[p["name"] for p in listed if p["name"]] for listed in (joint, passes)]
     return problems + [Problem("joint_passes, passes", m) for m in check_passes(*names, free_order=free_order)]

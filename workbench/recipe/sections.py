@@ -26,7 +26,7 @@ class ModelSpec(Declared):
     attention: Literal["sdpa", "flex"] = "sdpa"
     mask: Literal["causal", "document"] = Field("causal", description="document needs attention flex")
     document_token: int = Field(0, ge=0, description="the token that ends a document")
-    loss: str = Field("whole", description="whole, or MODULE:CLASS:ARGUMENT of output layer and loss")
+    loss: str = Field("whole", pattern=r"^whole$|^[\w.]+:\w+:\w*$", description="whole, or MODULE:FUNCTION:ARGUMENT")
     weights: str | None = Field(None, min_length=1, description="a folder of Hugging Face safetensors to start from; "
                                                                 "relative to where the command runs")
     dim: PositiveInt | None = None

@@ -206,6 +206,16 @@ def hint(size: Any) -> int:
     return int(value) if value is not None else 0
 
 
+def with_hints(value: Any) -> Any:
+    """The value, with hints in place of symbolic sizes; such a tensor becomes a new one on the meta device."""
+    if isinstance(value, list | tuple):
+        return type(value)(map(with_hints, value))
+    if not is_symbolic(value):
+        return value
+    return torch.empty([hint(s) for s in value.shape], dtype=value.dtype, device="meta") if isinstance(
+        value, torch.Tensor) else hint(value)
+
+
 EXPECTED = "expected_size"
 """Key of the annotation with the value that a user expects of a size read from a tensor."""
 

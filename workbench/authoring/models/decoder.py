@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pkgutil import resolve_name
 
 import torch
 from torch import nn
@@ -12,7 +11,6 @@ from torch import nn
 from workbench.authoring.models.attention import BlockMask, block_mask
 from workbench.authoring.models.layers import RMSNorm, rope_table
 from workbench.authoring.models.loss import CrossEntropy
-from workbench.authoring.plans import AuthoringError
 from workbench.torch_api.inductor.regions import region
 
 
@@ -31,7 +29,6 @@ class DecoderConfig:
     attention: str = "sdpa"
     mask: str = "causal"
     document_token: int = 0
-    loss: str = "whole"
 
 
 class DecoderBlock(nn.Module):
@@ -62,15 +59,6 @@ class DecoderBlock(nn.Module):
             return x + self.feed_forward(normed)
 
 
-def _output_with_loss(config: DecoderConfig) -> nn.Module:
-    name, _, argument = config.loss.rpartition(":")
-    try:
-        layer: nn.Module = resolve_name(name)(config.dim, config.vocab_size, argument)
-    except (ValueError, ImportError, AttributeError) as error:
-        raise AuthoringError(f"model.loss {config.loss!r}: {error}: write MODULE:CLASS:ARGUMENT") from error
-    return layer
-
-
 class Decoder(nn.Module):
     """The whole model. `forward(tokens, targets)` returns the mean cross entropy, so a captured graph returns a scalar.
 
@@ -87,8 +75,7 @@ class Decoder(nn.Module):
         self.tok_embeddings = nn.Embedding(config.vocab_size, config.dim)
         self.layers = nn.ModuleList(blocks)
         self.norm = RMSNorm(config.dim, config.norm_eps)
-        linear = nn.Linear(config.dim, config.vocab_size, bias=False)
-        self.output = linear if config.loss == "whole" else _output_with_loss(config)
+        self.output = nn.Linear(config.dim, config.vocab_size, bias=False)
         self.loss = CrossEntropy()
         self.reset_buffers(torch.get_default_device())
 
@@ -106,6 +93,4 @@ class Decoder(nn.Module):
         cos, sin = self.rope_cos[:seq].to(x.dtype), self.rope_sin[:seq].to(x.dtype)
         for block in self.layers:
             x = block(x, cos, sin, mask)
-        if config.loss != "whole":
-            return self.output(self.norm(x), targets)
         return self.loss(self.output(self.norm(x)), targets)

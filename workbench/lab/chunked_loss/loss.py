@@ -2,34 +2,52 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
 from workbench.authoring.plans import AuthoringError
+
+if TYPE_CHECKING:
+    from workbench.recipe.recipe import Recipe
 
 IGNORED = -100
 """A target that has no loss, as in `cross_entropy`."""
 
 
-class OutputLoss(nn.Linear):
-    """The output layer with its loss, in pieces of the tokens: see `chunked_cross_entropy`.
+class OutputWeight(nn.Linear):
+    """An output layer that leaves its product to the loss."""
 
-    chunks: their number, 2 or more, also as the text that a recipe's `model.loss` has behind the last colon.
-    """
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[override]
+        """x (batch, seq, dim) -> (x, weight (vocabulary, dim))."""
+        return x, self.weight
 
-    def __init__(self, dim: int, vocab_size: int, chunks: int | str = 8) -> None:
-        super().__init__(dim, vocab_size, bias=False)
-        if not str(chunks).isdigit() or int(chunks) < 2:
-            raise AuthoringError(f"model.loss: {chunks!r} is no number of pieces: give 2 or more, as in OutputLoss:8")
-        self.chunks = int(chunks)
 
-    def forward(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
-        """x (batch, seq, dim), targets (batch, seq) -> a scalar."""
-        return chunked_cross_entropy(x.flatten(0, 1), self.weight, targets.flatten(), self.chunks)
+class ChunkedLoss(nn.Module):
+    """The loss behind an `OutputWeight`, in `chunks` pieces of the tokens."""
+
+    def __init__(self, chunks: int) -> None:
+        super().__init__()
+        self.chunks = chunks
+
+    def forward(self, output: tuple[torch.Tensor, torch.Tensor], targets: torch.Tensor) -> torch.Tensor:
+        """(activations (batch, seq, dim), weight), targets (batch, seq) -> a scalar."""
+        x, weight = output
+        return chunked_cross_entropy(x.flatten(0, 1), weight, targets.flatten(), self.chunks)
+
+
+def in_pieces(model: nn.Module, recipe: Recipe, chunks: str = "8") -> nn.Module:
+    """Replace `output` and `loss` of a model, as a recipe's `model.loss` asks for; chunks: 2 or more, as text."""
+    if not chunks.isdigit() or int(chunks) < 2:
+        raise AuthoringError(f"model.loss: {chunks!r} is no number of pieces: give 2 or more, as in in_pieces:8")
+    if recipe.mesh.tp > 1:
+        raise AuthoringError("model.loss: a loss in pieces needs the whole vocabulary on each rank, and the ranks of "
+                             "tp share it: set mesh.tp to 1, or model.loss to whole")
+    vocabulary, dim = model.get_parameter("output.weight").shape
+    model.output, model.loss = OutputWeight(dim, vocabulary, bias=False), ChunkedLoss(int(chunks))
+    return model
 
 
 def chunked_cross_entropy(
@@ -41,11 +59,8 @@ def chunked_cross_entropy(
     the gradients are computed, before the next one's. The forward does not know the gradient of the loss, which is a
     factor of all others: the pieces take 1 for it, and the backward multiplies by it. So the backward reads neither
     logits nor the weight, and nothing is computed twice. The weight's gradient is summed in the order of the pieces,
-    in its own dtype: in bfloat16 each piece adds a rounding. AuthoringError where ranks share the vocabulary.
+    in its own dtype: in bfloat16 each piece adds a rounding.
     """
-    if isinstance(weight, DTensor):
-        raise AuthoringError("a loss in pieces needs the whole vocabulary on each rank, and the ranks of the tp axis "
-                             "share it: set mesh.tp to 1, or model.loss to whole")
     loss: torch.Tensor = _InPieces.apply(x, weight, targets, chunks)
     return loss
 

@@ -19,21 +19,12 @@ import torch
 from workbench.errors import temporary
 from workbench.torch_api.devices.profile import device_spec
 from workbench.torch_api.devices.specs import DeviceSpec
-from workbench.torch_api.ops import hint, is_symbolic
+from workbench.torch_api.ops import with_hints
 
 # Imported on first use: the scheduler's import takes a second.
 _ESTIMATION = "torch.utils._runtime_estimation"
 _OVERLAP = "torch._inductor.fx_passes.overlap_scheduling"
 _RUNTIMES = "torch._inductor.fx_passes.node_runtime_estimation"
-
-
-def with_hints(value: Any) -> Any:
-    """The value, with hints in place of symbolic sizes; such a tensor becomes a new one on the meta device."""
-    if isinstance(value, list | tuple):
-        return type(value)(map(with_hints, value))
-    if isinstance(value, torch.Tensor) and is_symbolic(value):
-        return torch.empty([hint(s) for s in value.shape], dtype=value.dtype, device="meta")
-    return hint(value) if is_symbolic(value) else value
 
 
 def _scale() -> float:
