@@ -56,6 +56,8 @@ def test_gathers_have_a_group_of_their_own(variants):
     assert group_ranks(gather) == group_ranks(scatter)
     facts = facts_of(pair.forward)
     assert facts.groups["dp_shard.gather"] == gather and facts.group_sizes[gather] == 2
+    _, shared, _ = variants["one group"]  # the naive version, which leaves nothing to overlap
+    assert groups_of(shared, "all_gather") == groups_of(shared, "reduce_scatter")
 
 
 def test_a_group_has_one_twin_however_often_it_is_built_on(variants, two_layers, through):

@@ -27,7 +27,7 @@ from workbench.graph.list_schedule import constraints, schedule
 from workbench.graph.read.collectives import exposed_in_node_order
 from workbench.graph.read.kernels import find_kernels
 from workbench.graph.read.nodes import is_compute
-from workbench.graph.read.timeline import costs_of
+from workbench.graph.read.timeline import costs_of, simulate
 from workbench.passes.overlap_collectives import OverlapOptions, less_exposed, order_costs
 from workbench.torch_api.inductor import kept_order, lowering
 
@@ -75,6 +75,19 @@ def test_less_is_exposed_and_every_node_is_still_there(pairs):
     assert tp_exposed(made.backward) < tp_exposed(plain.backward)
     assert less_exposed(made.graphs, made.graphs, OverlapOptions()).reason == (
         "no work is free to move behind what is exposed")
+
+
+def test_a_short_horizon_moves_little(pairs):
+    plain, _ = pairs(BLOCKS)
+
+    def moved(horizon):
+        costs = costs_of(plain.backward, "h100")
+        order = schedule(plain.backward, costs, horizon)
+        place = {n: i for i, n in enumerate(plain.backward.graph.nodes)}
+        return max(abs(place[n] - i) for i, n in enumerate(order)), simulate(order, costs).exposed_ms
+
+    (near, little), (far, most) = moved(0.01), moved(8.0)
+    assert near < far and little > most
 
 
 def test_nothing_to_move_is_no_effect(fake4):

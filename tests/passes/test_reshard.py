@@ -21,8 +21,7 @@ ALWAYS, NEVER = PassSpec(name=NAME), PassSpec(name=NAME, options={"policy": "nev
 
 @pytest.fixture(scope="module")
 def variants(two_layers, through):
-    return {"always": through(two_layers, [ALWAYS]), "never": through(two_layers, [NEVER]),
-            "plain": through(two_layers)}
+    return {"always": through(two_layers, [ALWAYS]), "never": through(two_layers, [NEVER])}
 
 
 def gathers_again(pair):
