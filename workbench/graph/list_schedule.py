@@ -20,11 +20,11 @@ def constraints(gm: GraphModule) -> dict[Node, set[Node]]:
     collectives of one process group may change places: every rank finds the same order, and before the step runs the
     ranks compare theirs.
     """
-    first: dict[Node, set[Node]] = {}
+    needs: dict[Node, set[Node]] = {}
     roots: dict[Node, frozenset[Node]] = {}
     readers: dict[Node, set[Node]] = {}
     writer: dict[Node, Node] = {}
-    drawn: Node | None = None
+    last_random: Node | None = None
     for node in gm.graph.nodes:
         needed = set(node.all_input_nodes)
         roots[node] = frozenset().union(*(roots[n] for n in aliased_inputs(node))) or frozenset({node})
@@ -37,13 +37,13 @@ def constraints(gm: GraphModule) -> dict[Node, set[Node]]:
             else:
                 readers.setdefault(root, set()).add(node)
         if draws(node):
-            needed |= {drawn} if drawn is not None else set()
-            drawn = node
-        first[node] = needed - {node}
-    return first
+            needed |= {last_random} if last_random is not None else set()
+            last_random = node
+        needs[node] = needed - {node}
+    return needs
 
 
-def units_of(gm: GraphModule, first: dict[Node, set[Node]], *, fused: bool) -> tuple[list[list[Node]], list[set[int]]]:
+def units_of(gm: GraphModule, needs: dict[Node, set[Node]], *, fused: bool) -> tuple[list[list[Node]], list[set[int]]]:
     """What moves as one, in an order of the graph, and the units that must come before each.
 
     fused: the nodes of a kernel that a compiler would fuse, with their views; otherwise each node. A compiler calls a
@@ -51,21 +51,24 @@ def units_of(gm: GraphModule, first: dict[Node, set[Node]], *, fused: bool) -> t
     """
     nodes = list(gm.graph.nodes)
     index = {node: i for i, node in enumerate(nodes)}
-    of = dict(index)
+    unit_of = dict(index)
     for group in fusion_groups(gm) if fused else []:
         for node in with_views(group):
-            of[node] = index[group[-1]]
-    needs = nx.DiGraph()
-    needs.add_nodes_from(of.values())
-    needs.add_edges_from((of[needed], of[node]) for node in nodes for needed in first[node] if of[needed] != of[node])
-    if not nx.is_directed_acyclic_graph(needs):  # writes tie kernels together that could otherwise be fused
-        return units_of(gm, first, fused=False)
-    order = list(nx.lexicographical_topological_sort(needs))
+            unit_of[node] = index[group[-1]]
+    before = nx.DiGraph()
+    before.add_nodes_from(unit_of.values())
+    for node in nodes:
+        for needed in needs[node]:
+            if unit_of[needed] != unit_of[node]:
+                before.add_edge(unit_of[needed], unit_of[node])
+    if not nx.is_directed_acyclic_graph(before):  # writes tie kernels together that could otherwise be fused
+        return units_of(gm, needs, fused=False)
+    order = list(nx.lexicographical_topological_sort(before))
     place = {unit: i for i, unit in enumerate(order)}
     units: list[list[Node]] = [[] for _ in order]
     for node in nodes:
-        units[place[of[node]]].append(node)
-    return units, [{place[needed] for needed in needs.predecessors(unit)} for unit in order]
+        units[place[unit_of[node]]].append(node)
+    return units, [{place[needed] for needed in before.predecessors(unit)} for unit in order]
 
 
 def schedule(gm: GraphModule, costs: Costs, horizon: float, *, fused: bool = False) -> list[Node]:
@@ -74,21 +77,22 @@ def schedule(gm: GraphModule, costs: Costs, horizon: float, *, fused: bool = Fal
     A unit moves by at most `horizon` times the longest collective, earlier or later. So memory and the collectives that
     bucketing has placed stay about where they are. fused: see `units_of`.
     """
-    units, first = units_of(gm, constraints(gm), fused=fused)
-    then: list[list[int]] = [[] for _ in units]
-    for i, needed in enumerate(first):
-        for j in needed:
-            then[j].append(i)
-    ms = [sum(costs.compute[node] for node in unit) for unit in units]
-    below = [0.0] * len(units)  # the longest chain from here to the end
+    units, needs = units_of(gm, constraints(gm), fused=fused)
+    readers: list[list[int]] = [[] for _ in units]
+    for unit, needed in enumerate(needs):
+        for i in needed:
+            readers[i].append(unit)
+    ms = [sum(costs.compute[node] for node in nodes) for nodes in units]
+    chain_ms = [0.0] * len(units)  # the longest chain from here to the end
     for i in reversed(range(len(units))):
-        below[i] = (ms[i] + costs.collective.get(units[i][0], 0.0) + max((below[j] for j in then[i]), default=0.0))
+        longest = max((chain_ms[reader] for reader in readers[i]), default=0.0)
+        chain_ms[i] = ms[i] + costs.collective.get(units[i][0], 0.0) + longest
     place = [0.0, *accumulate(ms)]
     window = horizon * max(costs.collective.values(), default=0.0)
 
     clock = Clock(costs)
-    out: list[Node] = []
-    missing = list(map(len, first))
+    order: list[Node] = []
+    missing = [len(needed) for needed in needs]
     done: set[int] = set()
     far = [i for i in range(len(units)) if not missing[i]]  # by their old place
     near: list[tuple[bool, float, int]] = []
@@ -97,25 +101,26 @@ def schedule(gm: GraphModule, costs: Costs, horizon: float, *, fused: bool = Fal
     while oldest < len(units):
         while far and place[far[0]] <= place[oldest] + window:
             i = heapq.heappop(far)
-            heapq.heappush(near, (units[i][0] not in costs.collective, -below[i], i))
+            heapq.heappush(near, (units[i][0] not in costs.collective, -chain_ms[i], i))
         while stalled and stalled[0][0] <= clock.now:
             i = heapq.heappop(stalled)[1]
-            heapq.heappush(near, (True, -below[i], i))
+            heapq.heappush(near, (True, -chain_ms[i], i))
         if near:
             i = heapq.heappop(near)[2]
-            if (ready := clock.ready_at(units[i][0])) > clock.now:
+            ready = clock.ready_at(units[i][0])
+            if ready > clock.now:
                 heapq.heappush(stalled, (ready, i))
                 continue
         else:
             i = heapq.heappop(stalled)[1]
         for node in units[i]:
             clock.issue(node)
-        out += units[i]
+        order += units[i]
         done.add(i)
-        for j in then[i]:
-            missing[j] -= 1
-            if not missing[j]:
-                heapq.heappush(far, j)
+        for reader in readers[i]:
+            missing[reader] -= 1
+            if not missing[reader]:
+                heapq.heappush(far, reader)
         while oldest < len(units) and oldest in done:
             oldest += 1
-    return out
+    return order

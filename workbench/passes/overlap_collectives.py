@@ -55,16 +55,20 @@ class OverlapOptions(EstimateOptions):
 def less_exposed(before: Graphs, after: Graphs, options: OverlapOptions) -> Effect:
     """Compute waits for collectives for less time than before, as estimated over forward and backward."""
     known = Estimates(facts_of(after[0]).step.estimates)
-    was, now = ([simulate(g.graph.nodes, _costs(g, options, known)).exposed_ms for g in graphs]
-                for graphs in (before, after))
-    bare = [sum(len(exposed_in_node_order(g)) for g in graphs) for graphs in (before, after)]
+    was, now = (_exposed_ms(graphs, options, known) for graphs in (before, after))
+    bare = [sum(len(exposed_in_node_order(graph)) for graph in graphs) for graphs in (before, after)]
     spec = device_spec(options.device)
-    evidence = {"exposed_ms": [round(sum(was), 4), round(sum(now), 4)], "estimated_for": f"{spec.name}, {spec.trust}",
+    evidence = {"exposed_ms": [round(was, 4), round(now, 4)], "estimated_for": f"{spec.name}, {spec.trust}",
                 "with_nothing_between": bare}
-    if not sum(was):
+    if not was:
         return Effect(False, "no collective is exposed, as estimated", evidence)
-    gained = sum(now) < 0.999 * sum(was)
-    return Effect(gained, "" if gained else "no work is free to move behind what is exposed", evidence)
+    if now < 0.999 * was:
+        return Effect(True, "", evidence)
+    return Effect(False, "no work is free to move behind what is exposed", evidence)
+
+
+def _exposed_ms(graphs: Graphs, options: OverlapOptions, known: Known) -> float:
+    return sum(simulate(graph.graph.nodes, _costs(graph, options, known)).exposed_ms for graph in graphs)
 
 
 def _costs(gm: GraphModule, options: OverlapOptions, known: Known) -> Costs:
@@ -93,11 +97,14 @@ def overlap_collectives(gm: GraphModule, example_inputs: list[Any], *, options: 
     facts_of(gm).step.estimates.update(known.times)  # for the verdict
     costs = _costs(gm, options, known)
     products = replace(costs, compute={node: ms * is_compute(node) for node, ms in costs.compute.items()})
-    horizons = options.horizon, max(1, options.horizon // 4)
-    order = min((schedule(gm, by, horizon, fused=options.fused) for by in (costs, products) for horizon in horizons),
-                key=lambda nodes: simulate(nodes, costs).exposed_ms)
-    if simulate(order, costs).exposed_ms < simulate(gm.graph.nodes, costs).exposed_ms:
-        for node in order:
-            if node.op not in ("placeholder", "output"):
-                gm.graph.output_node().prepend(node)
+    least, best = simulate(gm.graph.nodes, costs).exposed_ms, None
+    for hide_behind in (costs, products):
+        for horizon in (options.horizon, max(1, options.horizon // 4)):
+            order = schedule(gm, hide_behind, horizon, fused=options.fused)
+            exposed_ms = simulate(order, costs).exposed_ms
+            if exposed_ms < least:
+                least, best = exposed_ms, order
+    for node in best or ():
+        if node.op not in ("placeholder", "output"):
+            gm.graph.output_node().prepend(node)
     return gm
