@@ -21,7 +21,6 @@ from workbench.checks.numerics import verdict
 from workbench.checks.record import PassRecord
 from workbench.checks.verdicts import Outcome, Verdict
 from workbench.graph.facts import facts_of
-from workbench.lab.bisect.search import first_departure
 from workbench.passes.registry import RegisteredPass, graph_changed
 from workbench.pipeline.proofs.numerics_proof import compare_graphs, revealing, run_graphs, written_inputs
 from workbench.pipeline.run_passes import copy_graph
@@ -170,6 +169,8 @@ def numeric(mutant: Mutant, names: list[str], locate: bool) -> dict[str, Any]:
 
 def _located(record: PassRecord, whole: Subject, tangents: list[Any]) -> list[str]:
     """The node that `bisect` blames, under its old and its new name, and what it says has changed there."""
+    from workbench.lab.bisect.search import first_departure
+
     found = first_departure([record], whole.inputs, tangents, whole.size)[0]
     if found is None:
         return []

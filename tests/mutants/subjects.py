@@ -16,9 +16,11 @@ from workbench.authoring.authored import Authored
 from workbench.authoring.plans import ParallelPlan
 from workbench.graph.capture import capture
 from workbench.graph.facts import facts_of, set_facts
+from workbench.graph.lower import compile_step
 from workbench.graph.partition import partition
-from workbench.lab.bisect.search import inputs_of
+from workbench.pipeline.proofs.numerics_proof import real_inputs
 from workbench.pipeline.run_passes import capture_decompositions, run_joint, run_partitioned
+from workbench.pipeline.stages import divide
 from workbench.pipeline.train import deterministic
 from workbench.recipe.recipe import Recipe, load_recipe
 from workbench.recipe.sections import PassSpec
@@ -117,7 +119,9 @@ def subject(name: str, world: World) -> Subject:
     with deterministic(True):
         joint = capture(authored, decompositions=decompositions)
         run_joint(joint, joint_specs)
-        inputs, tangents = inputs_of(joint) if not world.is_fake else ([], [])
+        inputs, tangents = [], []
+        if not world.is_fake:
+            inputs, tangents = real_inputs(compile_step(divide(joint.fork())), authored.microbatch())
         kept, pair = joint.graph, partition(joint)
         for gm in pair.graphs if name == "llama3_async_tp" else ():  # on gloo the pass keeps its graphs
             set_facts(gm, replace(facts_of(gm), world="fake"))

@@ -11,7 +11,6 @@ import pytest
 from on_ranks import small
 
 from workbench import WorkbenchError, run
-from workbench.lab.bisect import bisect
 from workbench.pipeline.recipe_ranks import on_ranks
 from workbench.pipeline.run import _start
 from workbench.world.mesh import current_world
@@ -47,7 +46,7 @@ def test_one_pool_serves_several_questions(pool2: RankPool) -> None:
     pids = pool2.pids
     report = run(RECIPE, world=pool2, progress=False)
     assert report.ok and report.world["kind"] == "gloo" and report.training is not None
-    assert bisect(RECIPE, world=pool2, progress=False).found is None
+    assert run(RECIPE, world=pool2, progress=False).ok
     assert pool2.pids == pids
     with pytest.raises(WorkbenchError, match=r"needs 4 ranks, and this pool has 2: .* start ranks\(4\)"):
         run(RECIPE.override({"mesh.dp_shard": 4}), world=pool2)

@@ -6,6 +6,7 @@ import copy
 import re
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import cloudpickle
 import pytest
@@ -69,7 +70,7 @@ class Made(dict):
         return True
 
     def __missing__(self, key):
-        return None
+        return SimpleNamespace(cut=None)
 
 
 def keys_of(recipe, world):

@@ -9,7 +9,6 @@ import time
 import pytest
 
 from workbench import WorkbenchError, compare_schedules, load_recipe, ranks, run
-from workbench.lab.bisect import bisect
 from workbench.world import bounds
 from workbench.world.rank_processes import RankProcesses
 from workbench.world.ranks import resolve
@@ -76,8 +75,7 @@ def test_the_users_limits_bound_them(monkeypatch, limit, said):
     assert said in str(caught.value)
 
 
-@pytest.mark.parametrize("ask", [lambda recipe: run(recipe, world="fake", progress=False), compare_schedules,
-                                 lambda recipe: bisect(recipe, world="fake", progress=False)])
+@pytest.mark.parametrize("ask", [lambda recipe: run(recipe, world="fake", progress=False), compare_schedules])
 def test_a_fake_world_that_no_process_can_lay_out_is_refused_at_once(ask):
     start = time.monotonic()
     with pytest.raises(WorkbenchError, match=r"4,000,000 ranks are more than the 2,097,152 that one process can lay"):
