@@ -159,9 +159,11 @@ class Matching:
         self.alike: dict[Any, list[Value]] = {}
         for value in before.values.values():
             self.alike.setdefault(_shapes(value), []).append(value)
-        self.same: dict[Key, Key] = {}
-        for key, value in after.values.items():
-            twin = self._equal(value) if value.tensors else None
+        equal = [key for key, value in after.values.items() if key in before.values and value.tensors
+                 and _shapes(before.values[key]) == _shapes(value) and not difference(before.values[key], value, bound)]
+        self.same = dict(zip(equal, equal, strict=True))
+        for key in [key for key, value in after.values.items() if value.tensors and key not in self.same]:
+            twin = self._elsewhere(after.values[key], set(equal))
             if twin is not None:
                 self.same[key] = twin
         self.right = set(self.same)
@@ -169,13 +171,11 @@ class Matching:
             if not value.tensors and self.right.issuperset(value.reads):
                 self.right.add(key)
 
-    def _equal(self, value: Value) -> Key | None:
-        """A node before with this value: of the same name, else of the same line, else where no node has its name."""
-        namesake, twin = self.namesake(value.key), self.before.values.get(value.key)
-        candidates = self.alike.get(_shapes(value), [])
-        for other in sorted(candidates, key=lambda candidate: candidate is not twin):
-            allowed = other is twin or namesake is None or other.origin == value.origin
-            if allowed and not difference(other, value, self.bound):
+    def _elsewhere(self, value: Value, taken: Collection[Key]) -> Key | None:
+        """A node before with this value under another name; where its own name is left, a lost one of the same line."""
+        for other in self.alike.get(_shapes(value), ()):
+            lost = other.key not in taken and other.origin == value.origin
+            if (lost or self.namesake(value.key) is None) and not difference(other, value, self.bound):
                 return other.key
         return None
 
