@@ -130,7 +130,8 @@ def trace(record: PassRecord, bodies: Sequence[Any], inputs: list[Any], tangents
         run.producers += [(part, value.name) if isinstance(value, Node) else None for value in values]
     recorders = tuple(_Recorder(graph, part, run, saved) for graph, part in zip(graphs, record.parts, strict=True))
     try:
-        results = run_graphs(record, recorders, inputs, tangents, written_inputs(record, inputs, tangents))
+        with torch.no_grad():
+            results = run_graphs(record, recorders, inputs, tangents, written_inputs(record, inputs, tangents))
         run.outputs = results[: len(run.producers)]
     except Exception:
         if run.raised is None:
