@@ -98,6 +98,20 @@ def only_the_workbench_torch_its_widgets_and_the_standard_library_are_imported(p
     assert not [n for n in names if n.startswith("torch._") or "torch_api" in n]
 
 
+SHORT = ["05_bucket_and_overlap"]  # edited to the course's limits; the other lessons are still longer
+
+
+@pytest.mark.parametrize("lesson", SHORT)
+def test_an_edited_lesson_stays_short(lesson: str) -> None:
+    path = ROOT / "notebooks" / f"{lesson}.ipynb"
+    text = "\n".join(map(source, cells(path, "markdown")))
+    folds = re.findall(r"<details>.*?</details>", text, re.DOTALL)
+    folded = sum(len(fold.split()) for fold in folds)
+    assert len(text.split()) - folded <= 2_000 and folded <= 700
+    assert len(cells(path)) + len(cells(path, "markdown")) <= 50
+    assert sum(len(source(cell).splitlines()) for cell in cells(path)) <= 180
+
+
 def borrowed_names(text: str) -> list[str]:
     """Names that are imported from a module of the package that does not define them."""
     borrowed = []

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import traitlets
@@ -27,13 +29,12 @@ from workbench.notebook.moments.moment import Moment
 from workbench.passes.overlap_collectives import OverlapOptions, overlap_collectives
 from workbench.pipeline.run_passes import copy_graph
 from workbench.torch_api.ops import collective_kind, own_bytes
-from workbench_lessons.l05_bucket_and_overlap.order_pass import difference, reorder
 
 
 class CollectiveOrder(Moment):
     """A small graph on a clock, whose collectives can be moved; what a node reads is a wall.
 
-    `order`: the names of all nodes, as they stand now; `order_pass(view.order, view.part)` makes a pass of it.
+    `order`: the names of all nodes, as they stand now.
     `given`: the order as captured. `reads`: by name, the nodes that a node reads. `selected`: a collective or a wait.
     `figures`: exposed and total milliseconds, and the peak in bytes. `race`: show the order of overlap_collectives
     below.
@@ -108,6 +109,35 @@ class CollectiveOrder(Moment):
         reorder(changed, order)
         found = lint([self._graph], [changed])
         return f"lint: {found.outcome} ({found.message})" if found.message else ""
+
+
+def difference(order: Sequence[str], gm: GraphModule) -> str:
+    """How the order differs from a permutation of the graph's nodes, in words; "" for a permutation."""
+    names = [n.name for n in gm.graph.nodes]
+    known, listed = set(names), Counter(order)
+    faults = {
+        "names are not in the graph": [name for name in order if name not in known],
+        "nodes are missing": [name for name in names if name not in listed],
+        "names stand twice": [name for name, times in listed.items() if times > 1],
+    }
+    if not any(faults.values()):
+        return ""
+    another = len(faults["names are not in the graph"]) > len(names) / 2
+    whole = "is of another graph" if another else "is no permutation of the graph's nodes"
+    details = "; ".join(f"{len(faulty)} {what}, {faulty[0]} first" for what, faulty in faults.items() if faulty)
+    return f"the order {whole} ({facts_of(gm).part}, {len(names)} nodes): {details}"
+
+
+def reorder(gm: GraphModule, order: Sequence[str]) -> None:
+    """Put the nodes of a graph in this order, in place; raises WorkbenchError where it is no permutation of them."""
+    if problem := difference(order, gm):
+        raise WorkbenchError(problem)
+    nodes = {n.name: n for n in gm.graph.nodes}
+    first = next(iter(gm.graph.nodes))
+    if first.name != order[0]:
+        first.prepend(nodes[order[0]])
+    for before, after in pairwise(order):
+        nodes[before].append(nodes[after])
 
 
 def heavy_nodes(gm: GraphModule, costs: Costs) -> set[Node]:

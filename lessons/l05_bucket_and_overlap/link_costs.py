@@ -1,15 +1,19 @@
-"""Graders of "Bucket and overlap": the time of collectives, and the tokens that hide them."""
+"""What collectives cost, the tokens that hide them, and the graders of "Bucket and overlap" that ask for these."""
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
+from torch.fx import GraphModule
+
 from workbench.errors import WorkbenchError
-from workbench.graph.read.collectives import Collective
-from workbench.graph.read.cost import DeviceSpec
+from workbench.graph.read.collectives import Collective, list_collectives
+from workbench.graph.read.cost import DeviceSpec, node_flops, node_ms
+from workbench.graph.read.nodes import kind_of, module_path
 from workbench.graph.read.simulated_run import StepTimeline
 from workbench.notebook.lessons.grading import close
 from workbench.recipe.files import write_whole
@@ -17,6 +21,59 @@ from workbench.torch_api.devices.profile import MeasuredSpec
 
 PROBE = 2**25
 """Bytes of the gather that gives the bandwidth."""
+
+
+@dataclass(frozen=True)
+class ModuleCosts:
+    """What a module's matmuls and collectives take, each one after another, in forward and backward together.
+
+    gather_ms, scatter_ms: times of its all-gathers and of all its other collectives; sent_bytes: their payload.
+    """
+
+    flop: float
+    matmul_ms: float
+    gather_ms: float
+    scatter_ms: float
+    sent_bytes: float
+
+    @property
+    def sent_ms(self) -> float:
+        return self.gather_ms + self.scatter_ms
+
+    @property
+    def tflops(self) -> float:
+        """1e12 FLOP/s of the matmuls."""
+        return self.flop / self.matmul_ms / 1e9
+
+    @property
+    def gbps(self) -> float:
+        """1e9 bytes/s of payload, latency included."""
+        return self.sent_bytes / self.sent_ms / 1e6
+
+    @property
+    def tokens(self) -> float:
+        """FLOP/s over bytes/s: from so many on, matmuls outlast collectives of 6 bytes a weight."""
+        return 1e3 * self.tflops / self.gbps
+
+
+def costs_of_module(graphs: Iterable[GraphModule], spec: DeviceSpec, module: str = "") -> ModuleCosts:
+    """The costs of the module whose path begins with `module`; of the whole model by default."""
+    flop = matmul_ms = 0.0
+    collectives: list[Collective] = []
+    for graph in graphs:
+        for node in graph.graph.nodes:
+            if kind_of(node) == "matmul" and module_path(node).startswith(module):
+                flop += node_flops(node)
+                matmul_ms += node_ms(node, spec)
+        collectives += [c for c in list_collectives(graph) if c.module.startswith(module)]
+    gather_ms = sent_ms((c for c in collectives if c.kind == "all_gather"), spec)
+    sent_bytes = sum(c.payload for c in collectives)
+    return ModuleCosts(flop, matmul_ms, gather_ms, sent_ms(collectives, spec) - gather_ms, sent_bytes)
+
+
+def sent_ms(collectives: Iterable[Collective], spec: DeviceSpec) -> float:
+    """How long these collectives take one after another."""
+    return sum(spec.sending_ms(c.kind, c.group_size, c.payload) for c in collectives)
 
 
 def margin_ms(spec: MeasuredSpec, run: StepTimeline) -> float:
@@ -28,8 +85,8 @@ def margin_ms(spec: MeasuredSpec, run: StepTimeline) -> float:
     return errors["compute"] * run.compute_ms + errors["exposure"] * run.exposed_ms
 
 
-def linked(spec: MeasuredSpec, gbps: float, folder: Path) -> str:
-    """A file in `folder` of the same machine with another link, to be given as a device.
+def links_like(spec: MeasuredSpec, *gbps: float) -> dict[float, str]:
+    """By GB/s: a file of the same machine with another link, to be given as a device.
 
     gbps: 1e9 bytes/s of the payload of an all-gather over 2 ranks, without its latency, which stays. No error is known
     of such a machine.
@@ -38,49 +95,49 @@ def linked(spec: MeasuredSpec, gbps: float, folder: Path) -> str:
     latency = {(row.kind, row.ranks): spec.sending_ms(row.kind, row.ranks, 0) for row in spec.profile.collectives}
     if ("all_gather", 2) not in latency:
         raise WorkbenchError(f"{spec.name}: no all-gather of 2 ranks was measured: take h100x2 or h200x2")
-    longer = PROBE / (spec.sending_ms("all_gather", 2, PROBE) - latency["all_gather", 2]) / 1e6 / gbps
-    slower = tuple(row.model_copy(update={"ms": start + max(0.0, row.ms - start) * longer})
-                   for row in spec.profile.collectives for start in [latency[row.kind, row.ranks]])
-    path = folder / f"{spec.name}_{gbps:g}_gbps.json"
-    write_whole(path, spec.profile.model_copy(update={"collectives": slower, "errors": {}}).to_json())
-    return str(path)
-
-
-def takes_twice(answer: Any, *, spec: DeviceSpec) -> tuple[float, str]:
-    """Grades the bytes from which on an all-gather over 2 ranks takes twice its latency."""
-    latency, ms = (spec.sending_ms("all_gather", 2, size) for size in (0, PROBE))
-    truth = bisect.bisect(range(PROBE), 2 * latency, key=lambda size: spec.sending_ms("all_gather", 2, size))
-    return _named(answer, truth, {"the bandwidth of a large message": latency / (ms - latency) * PROBE,
-                                  "megabytes": truth / 1e6})
+    measured = PROBE / (spec.sending_ms("all_gather", 2, PROBE) - latency["all_gather", 2]) / 1e6
+    folder, files = Path(mkdtemp()), {}
+    for rate in gbps:
+        rows = []
+        for row in spec.profile.collectives:
+            start = latency[row.kind, row.ranks]
+            ms = start + max(0.0, row.ms - start) * measured / rate
+            rows.append(row.model_copy(update={"ms": ms}))
+        path = folder / f"{spec.name}_{rate:g}_gbps.json"
+        write_whole(path, spec.profile.model_copy(update={"collectives": tuple(rows), "errors": {}}).to_json())
+        files[rate] = str(path)
+    return files
 
 
 def saves(answer: Any, *, before: Iterable[Collective], after: Iterable[Collective],
           spec: DeviceSpec) -> tuple[float, str]:
     """Grades the milliseconds of communication that merging saves."""
-    listed = [list(before), list(after)]
-    total, gathers = (
-        [sent_ms((c for c in each if c.kind == "all_gather" or not alone), spec) for each in listed]
-        for alone in (False, True))
-    truth = total[0] - total[1]
-    return _named(answer, truth, {"microseconds": 1e3 * truth, "the time that is left": total[1],
-                                  "the gathers alone": gathers[0] - gathers[1]}, within=0.1)
+    was, now = list(before), list(after)
+    truth = sent_ms(was, spec) - sent_ms(now, spec)
+    gathers = [[c for c in listed if c.kind == "all_gather"] for listed in (was, now)]
+    return _named(answer, truth, {
+        "microseconds": 1e3 * truth,
+        "the time that is left": sent_ms(now, spec),
+        "the gathers alone": sent_ms(gathers[0], spec) - sent_ms(gathers[1], spec),
+    }, within=0.1)
 
 
-def hides(answer: Any, *, layer: Iterable[Collective], products_ms: float, tokens: int,
-          spec: DeviceSpec, within: float) -> tuple[float, str]:
-    """Grades the tokens for which products, `products_ms` for `tokens`, last as long as the layer's collectives.
+def hides(answer: Any, *, layer: ModuleCosts, tokens: int, spec: MeasuredSpec) -> tuple[float, str]:
+    """Grades the tokens for which the matmuls of a layer, measured for `tokens`, last as long as its collectives.
 
-    within: how far the answer may be off, such as the error of the simulated times. The message names two likely
-    mistakes: products of the forward alone, and gathers alone.
+    The answer may be off by three times the machine's error for compute. The message names two likely mistakes:
+    matmuls of the forward alone, and gathers alone.
     """
-    listed = list(layer)
-    truth = tokens * sent_ms(listed, spec) / products_ms
-    gathers = sent_ms((c for c in listed if c.kind == "all_gather"), spec) / sent_ms(listed, spec)
-    return _named(answer, truth, {"about three times the tokens": 3 * truth,
-                                  "tokens for the gathers alone": gathers * truth}, within=within, near=0.1)
+    assert spec.profile is not None
+    truth = tokens * layer.sent_ms / layer.matmul_ms
+    return _named(answer, truth, {
+        "about three times the tokens": 3 * truth,
+        "tokens for the gathers alone": truth * layer.gather_ms / layer.sent_ms,
+        "a weight that is gathered once": layer.tokens,
+    }, within=3 * spec.profile.errors["compute"], near=0.1)
 
 
-def _named(answer: Any, truth: float, mistakes: Mapping[str, float], *, within: float = 0.05,
+def _named(answer: Any, truth: float, mistakes: Mapping[str, float], *, within: float,
            near: float = 0.02) -> tuple[float, str]:
     """Grades a number as right or wrong: a share of the truth would give it away. The message names a likely mistake.
 
@@ -89,10 +146,7 @@ def _named(answer: Any, truth: float, mistakes: Mapping[str, float], *, within: 
     score, message = close(answer, truth=truth, within=within)
     if score >= 1:
         return 1.0, message
-    return 0.0, next((said for said, wrong in mistakes.items() if close(answer, truth=wrong, within=near)[0] >= 1),
-                     message)
-
-
-def sent_ms(found: Iterable[Collective], spec: DeviceSpec) -> float:
-    """How long these collectives take one after another."""
-    return sum(spec.sending_ms(c.kind, c.group_size, c.payload) for c in found)
+    for mistake, wrong in mistakes.items():
+        if close(answer, truth=wrong, within=near)[0] >= 1:
+            return 0.0, mistake
+    return 0.0, message

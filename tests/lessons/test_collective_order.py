@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -13,10 +12,9 @@ import pytest
 from stack import random_order
 from unpacked import unpacked
 
-from workbench import WorkbenchError, load_lesson, run_partitioned
+from workbench import WorkbenchError, load_lesson
 from workbench.graph.read.cost import device_spec
 from workbench_lessons.l05_bucket_and_overlap.collective_order import CollectiveOrder
-from workbench_lessons.l05_bucket_and_overlap.order_pass import order_pass
 
 SOURCES = Path(__file__).parents[2] / "workbench" / "notebook" / "views" / "js" / "src" / "moments"
 ORDERS = 150
@@ -130,42 +128,15 @@ def test_a_wait_moves_to_the_right_with_the_views_of_its_result(pair):
     assert place(after) < place(wait) < place(following)
 
 
-def test_an_order_that_cannot_be_is_told_so_in_the_verdict_words(pair, view):
+def test_an_order_that_cannot_be_is_told_so_in_the_verdict_words(view):
     mixed = [*view.given[:5], *reversed(view.given[5:-1]), view.given[-1]]
     view.order = mixed
     assert view.message.startswith("lint: FAIL (the graph is malformed: Argument ") and view.figures == {}
-    records, _ = run_partitioned(pair.fork(), [order_pass(mixed)])
-    assert str(records[0].verdict("lint")) == view.message.replace("FAIL (", "FAIL (forward: ")
     view.order = ["nowhere", *view.given[1:]]
     assert view.message == (f"the order is no permutation of the graph's nodes (forward, {len(view.given)} nodes): "
                             f"1 names are not in the graph, nowhere first; 1 nodes are missing, {view.given[0]} first")
     view.order = view.given
     assert view.message == "" and view.figures["step ms"] > 0
-
-
-def test_an_order_becomes_a_pass_with_verdicts(pair, view):
-    (record,), _ = run_partitioned(pair.fork(), [order_pass(view.rival, device="h200x2")])
-    assert [n.name for n in record.after[0].graph.nodes] == view.rival
-    assert {v.check: str(v.outcome) for v in record.verdicts} == {
-        "lint": "PASS", "effect": "PASS", "collectives": "PASS", "order": "PASS"} | {
-        v.check: str(v.outcome) for v in record.verdicts if v.check not in ("lint", "effect", "collectives", "order")}
-    (record,), _ = run_partitioned(pair.fork(), [order_pass(view.given, device="h200x2")])
-    exposed = view.measure(view.given)["exposed ms"] + CollectiveOrder(pair.backward, "h200x2").figures["exposed ms"]
-    effect = record.verdict("effect")
-    assert str(effect.outcome) == "NO_EFFECT"
-    said = re.fullmatch(r"forward and backward expose ([\d.]+) ms, and ([\d.]+) ms in the order before, as estimated",
-                        effect.message)
-    assert said and said[1] == said[2] and float(said[1]) == pytest.approx(exposed, abs=2e-4)
-    before = [n.name for n in pair.backward.graph.nodes]
-    assert [n.name for n in record.after[1].graph.nodes] == before
-
-
-def test_an_order_of_another_graph_is_refused(pair, view):
-    other = CollectiveOrder(pair.backward, "h200x2")
-    with pytest.raises(WorkbenchError, match=r"is of another graph \(forward, \d+ nodes\): \d+ names are not"):
-        run_partitioned(pair.fork(), [order_pass(other.order, "forward")])
-    with pytest.raises(WorkbenchError, match=r"no permutation .*: 1 nodes are missing, .*; 1 names stand twice"):
-        run_partitioned(pair.fork(), [order_pass([*view.given[:1], *view.given[:-1]])])
 
 
 def test_controls_and_size(view):
