@@ -71,87 +71,155 @@ def _versions() -> str:
 
 def parser() -> argparse.ArgumentParser:
     """All commands. The parsed arguments hold the command's name in `command`."""
-    made = argparse.ArgumentParser(prog="workbench", description="Carry one distributed model from authoring to "
-                                   "real ranks; every graph pass proves itself.")
+    made = argparse.ArgumentParser(
+        prog="workbench",
+        description="Carry one distributed model from authoring to "
+        "real ranks; every graph pass proves itself.",
+    )
     made.add_argument("--version", action="version", version=_versions())
     commands = made.add_subparsers(title="commands", metavar="COMMAND", dest="command")
 
-    run = commands.add_parser("run", help="build and train a recipe, and report what each pass proved",
-                              description="Build and train a recipe on its ranks, and report what each pass did and "
-                              "proved. Also works under torchrun. Exit status: 0 everything held, 1 something failed, "
-                              "2 bad input.")
+    run = commands.add_parser(
+        "run",
+        help="build and train a recipe, and report what each pass proved",
+        description="Build and train a recipe on its ranks, and report what each pass did and "
+        "proved. Also works under torchrun. Exit status: 0 everything held, 1 something failed, "
+        "2 bad input.",
+    )
     _add_recipe(run, "change the recipe, such as mesh.tp=2 or training.lr=1e-3; may be repeated")
     run.add_argument("--artifact", action=Gone, nargs="?", help=argparse.SUPPRESS,
                      const="workbench run-artifact DIR trains from an artifact")
     run.add_argument("--verify", action=Gone, nargs=0, help=argparse.SUPPRESS,
                      const="workbench run-artifact DIR --verify compares the graphs")
-    run.add_argument("--world", choices=("auto", "fake", "gloo", "nccl"), default="auto",
-                     help="auto: nccl where there are enough GPUs, else gloo; fake: build only, no ranks needed")
+    run.add_argument(
+        "--world",
+        choices=("auto", "fake", "gloo", "nccl"),
+        default="auto",
+        help="auto: nccl where there are enough GPUs, else gloo; fake: build only, no ranks needed",
+    )
     run.add_argument("--level", choices=("light", "full"), default="light",
                      help="full: also run each pass's graph against the one it received")
-    run.add_argument("--json", type=Path, metavar="FILE", help="also write the report as JSON; - prints it alone")
+    run.add_argument(
+        "--json", type=Path, metavar="FILE", help="also write the report as JSON; - prints it alone"
+    )
     run.add_argument("--strict", action="store_true", help="a pass without effect is a failure")
-    run.add_argument("--dump", action=Gone, nargs="?", help=argparse.SUPPRESS,
-                     const="print(joint) and print_readable() show a graph, and TORCH_LOGS what torch logs of it")
-    run.add_argument("--checkpoints", type=Path, metavar="DIR",
-                     help="resume from the newest checkpoint in this folder, and save one at the end")
-    run.add_argument("--save-every", type=count, metavar="N", help="with --checkpoints: save every N steps too")
+    run.add_argument(
+        "--dump",
+        action=Gone,
+        nargs="?",
+        help=argparse.SUPPRESS,
+        const="print(joint) and print_readable() show a graph, and TORCH_LOGS what torch logs of it",
+    )
+    run.add_argument(
+        "--checkpoints",
+        type=Path,
+        metavar="DIR",
+        help="resume from the newest checkpoint in this folder, and save one at the end",
+    )
+    run.add_argument(
+        "--save-every", type=count, metavar="N", help="with --checkpoints: save every N steps too"
+    )
     run.add_argument("--timeout", type=seconds, default=600.0, metavar="S", help="seconds for all ranks (default 600)")
 
-    schedule = commands.add_parser("schedule", help="whether all ranks of a mesh would launch the same collectives",
-                                   description="Capture a recipe as several ranks of its mesh on a fake world, and "
-                                   "compare their collectives in order. Nothing is run. Exit status: 0 they agree, "
-                                   "or it is not known, 1 they do not, 2 bad input.")
+    schedule = commands.add_parser(
+        "schedule",
+        help="whether all ranks of a mesh would launch the same collectives",
+        description="Capture a recipe as several ranks of its mesh on a fake world, and "
+        "compare their collectives in order. Nothing is run. Exit status: 0 they agree, "
+        "or it is not known, 1 they do not, 2 bad input.",
+    )
     _add_recipe(schedule, "change the recipe, such as mesh.dp_shard=64; may be repeated")
-    schedule.add_argument("--ranks", default="roles", metavar="roles|all|0,3",
-                          help="roles: one rank for each set of local shapes, and the last rank (default); all: every "
-                          "rank, for your own model or pass that asks for its rank; or a list of ranks")
+    schedule.add_argument(
+        "--ranks",
+        default="roles",
+        metavar="roles|all|0,3",
+        help="roles: one rank for each set of local shapes, and the last rank (default); all: every "
+        "rank, for your own model or pass that asks for its rank; or a list of ranks",
+    )
 
     recipes = commands.add_parser("recipes", help="list the recipes, or show one")
     recipes.add_argument("name", nargs="?", metavar="NAME", help="show this recipe as TOML")
     passes = commands.add_parser("passes", help="list the passes with their contracts, or show one")
-    passes.add_argument("name", nargs="?", metavar="NAME", help="also show what this pass does to a graph")
+    passes.add_argument(
+        "name", nargs="?", metavar="NAME", help="also show what this pass does to a graph"
+    )
     commands.add_parser("doctor", help="what works on this machine, and how to fix the rest")
 
-    tour = commands.add_parser("tour", help="run the tour's notebook and show its verdicts",
-                               description="Run notebooks/00_tour.ipynb from start to end, keep it and its HTML page, "
-                               "and print the verdicts.")
-    _add_set(tour, "a parameter of the notebook, such as steps=5; may be repeated", "KEY=VALUE, such as steps=5")
+    tour = commands.add_parser(
+        "tour",
+        help="run the tour's notebook and show its verdicts",
+        description="Run notebooks/00_tour.ipynb from start to end, keep it and its HTML page, "
+        "and print the verdicts.",
+    )
+    _add_set(
+        tour,
+        "a parameter of the notebook, such as steps=5; may be repeated",
+        "KEY=VALUE, such as steps=5",
+    )
     tour.add_argument("--out", type=Path, default=Path("out"), metavar="DIR",
                       help="folder for the results (default: out)")
 
-    course = commands.add_parser("course", help="run the lessons' notebooks, and write one page of results",
-                                 description="Run the notebooks, each in its own process, keep them with their HTML "
-                                 "pages, and write index.html. Exit status: 0 all ran, 1 one failed, 2 bad input.")
-    course.add_argument("lessons", nargs="*", metavar="LESSON", help="numbers or names; none: all lessons")
-    course.add_argument("--profile", choices=("laptop", "small", "gpu"), default="laptop",
-                        help="laptop: the notebooks' own parameters (default); small: smaller ones; "
-                        "gpu: their own, one notebook at a time, so that measurements are undisturbed")
+    course = commands.add_parser(
+        "course",
+        help="run the lessons' notebooks, and write one page of results",
+        description="Run the notebooks, each in its own process, keep them with their HTML "
+        "pages, and write index.html. Exit status: 0 all ran, 1 one failed, 2 bad input.",
+    )
+    course.add_argument(
+        "lessons", nargs="*", metavar="LESSON", help="numbers or names; none: all lessons"
+    )
+    course.add_argument(
+        "--profile",
+        choices=("laptop", "small", "gpu"),
+        default="laptop",
+        help="laptop: the notebooks' own parameters (default); small: smaller ones; "
+        "gpu: their own, one notebook at a time, so that measurements are undisturbed",
+    )
     _add_set(course, "a parameter of a lesson, such as 00_tour.steps=5; may be repeated",
              "LESSON.PARAMETER=VALUE, such as 00_tour.steps=5")
-    course.add_argument("--jobs", type=count, metavar="N", help="notebooks at a time (default: one for two cores)")
-    course.add_argument("--record", type=Path, metavar="DIR", help="write GPU measurements to this folder")
+    course.add_argument(
+        "--jobs", type=count, metavar="N", help="notebooks at a time (default: one for two cores)"
+    )
+    course.add_argument(
+        "--record", type=Path, metavar="DIR", help="write GPU measurements to this folder"
+    )
     course.add_argument("--timeout", type=seconds, default=900.0, metavar="S",
                         help="seconds of one notebook (default 900)")
     course.add_argument("--out", type=Path, default=Path("out/course"), metavar="DIR",
                         help="folder for the results (default: out/course)")
-    course.add_argument("--site", type=Path, metavar="DIR", help="run nothing: write the lessons as they were executed "
-                        "to this folder, as pages that need no kernel and no network")
+    course.add_argument(
+        "--site",
+        type=Path,
+        metavar="DIR",
+        help="run nothing: write the lessons as they were executed "
+        "to this folder, as pages that need no kernel and no network",
+    )
 
     listed = commands.add_parser("lessons", help="list the lessons, and your scores, or show one")
-    listed.add_argument("lesson", nargs="?", metavar="LESSON", help="a number or a name: show this lesson alone")
-    check = commands.add_parser("check", help="grade your answers in a notebook",
-                                description="Run a lesson's notebook with your answers in it, and show each "
-                                "checkpoint's score. Exit status: 0 all passed, 1 not all, 2 bad input.")
+    listed.add_argument(
+        "lesson", nargs="?", metavar="LESSON", help="a number or a name: show this lesson alone"
+    )
+    check = commands.add_parser(
+        "check",
+        help="grade your answers in a notebook",
+        description="Run a lesson's notebook with your answers in it, and show each "
+        "checkpoint's score. Exit status: 0 all passed, 1 not all, 2 bad input.",
+    )
     check.add_argument("lesson", metavar="LESSON", help="a number or a name")
-    check.add_argument("--notebook", type=Path, metavar="FILE", help="your copy (default: the checkout's)")
+    check.add_argument(
+        "--notebook", type=Path, metavar="FILE", help="your copy (default: the checkout's)"
+    )
     hint = commands.add_parser("hint", help="the next hint for a checkpoint")
     hint.add_argument("lesson", metavar="LESSON", help="a number or a name")
-    hint.add_argument("checkpoint", metavar="NAME", help="a checkpoint, as `workbench lessons` lists it")
+    hint.add_argument(
+        "checkpoint", metavar="NAME", help="a checkpoint, as `workbench lessons` lists it"
+    )
 
     load_plugins()
     for command in COMMANDS.values():
-        added = commands.add_parser(command.name, help=command.help, description=command.description)
+        added = commands.add_parser(
+            command.name, help=command.help, description=command.description
+        )
         if command.recipe:
             _add_recipe(added, command.recipe)
         elif command.changes:
@@ -173,7 +241,9 @@ def _add_import(parser: argparse.ArgumentParser) -> None:
                         help="first run this file, which registers your own passes or models; may be repeated")
 
 
-def _add_set(parser: argparse.ArgumentParser, text: str, form: str = "KEY=VALUE, such as mesh.tp=2") -> None:
+def _add_set(
+    parser: argparse.ArgumentParser, text: str, form: str = "KEY=VALUE, such as mesh.tp=2"
+) -> None:
     add_pairs(parser, "--set", text, form)
 
 
@@ -211,7 +281,9 @@ def _schedule(args: argparse.Namespace) -> int:
     with loading_torch():
         from workbench.tools.schedule import compare_schedules
 
-    found = compare_schedules(recipe, [int(rank) for rank in args.ranks.split(",")] if named else args.ranks)
+    found = compare_schedules(
+        recipe, [int(rank) for rank in args.ranks.split(",")] if named else args.ranks
+    )
     print(found)
     return FAILED if found.verdict.outcome == "FAIL" else PASSED
 
@@ -243,7 +315,9 @@ def _tour(args: argparse.Namespace) -> int:
 
     values = from_text("00_tour", dict(args.set))
     done = run_lesson("00_tour", values, args.out)
-    for table in done.tables[:1]:  # of the four passes; the others are of passes that the lesson breaks
+    for table in done.tables[
+        :1
+    ]:  # of the four passes; the others are of passes that the lesson breaks
         print(f"\n{table.rstrip()}")
     print(f"\nexecuted notebook: {done.notebook}\nas a page:         {done.page}")
     return PASSED

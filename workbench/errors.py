@@ -74,8 +74,10 @@ def no_exit(what: str = "") -> Iterator[None]:
             raise
         where = f"{what}: {frames[-1].filename}" if what else frames[-1].filename
         code = "" if error.code is None else repr(error.code)
-        raise WorkbenchError(f"{where}, line {frames[-1].lineno}: sys.exit({code}) would end the whole process: raise "
-                             "an error instead, or return") from error
+        raise WorkbenchError(
+            f"{where}, line {frames[-1].lineno}: sys.exit({code}) would end the whole process: raise "
+            "an error instead, or return"
+        ) from error
 
 
 def temporary(make: Callable[[], Made]) -> Made:
@@ -83,8 +85,12 @@ def temporary(make: Callable[[], Made]) -> Made:
     try:
         return make()
     except OSError as error:
-        what = f"no temporary file can be made in {tempfile.tempdir or 'any folder'}: {error.strerror}"
-        raise WorkbenchError(f"{what}: make that folder, free space in it, or set TMPDIR to another") from None
+        what = (
+            f"no temporary file can be made in {tempfile.tempdir or 'any folder'}: {error.strerror}"
+        )
+        raise WorkbenchError(
+            f"{what}: make that folder, free space in it, or set TMPDIR to another"
+        ) from None
 
 
 def full_disk(message: str) -> str:

@@ -64,24 +64,32 @@ def author_module(
     plan, precision = plan or ParallelPlan(), precision or Precision()
     axes = axis_sizes(mesh)
     if unknown := set(axes) - {"dp_replicate", "dp_shard", "tp"}:
-        raise AuthoringError(f"mesh axis {sorted(unknown)[0]!r} is unknown; axes are dp_replicate, dp_shard, tp")
+        raise AuthoringError(
+            f"mesh axis {sorted(unknown)[0]!r} is unknown; axes are dp_replicate, dp_shard, tp"
+        )
     require_shardable(module, precision)
     experts = _expert_modules(module, plan, expert_mesh)
     buckets = expand_units(plan, [path for path, _ in module.named_modules()])
     values: dict[str, Stored | torch.Tensor] = {
         name: tensor.detach()
-        for name, tensor in (*module.named_parameters(), *module.named_buffers(remove_duplicate=False))
+        for name, tensor in (
+            *module.named_parameters(),
+            *module.named_buffers(remove_duplicate=False),
+        )
         if not tensor.is_meta
     }
     values |= weights or {}
     first: dict[int, str] = {}
     owners = {  # a parameter that several modules share is known by its first name
-        name: first.setdefault(id(param), name) for name, param in module.named_parameters(remove_duplicate=False)
+        name: first.setdefault(id(param), name)
+        for name, param in module.named_parameters(remove_duplicate=False)
     }
     module.to("meta")
     if mesh is not None and "tp" in axes:
         apply_tensor_plan(module, plan, mesh["tp"])
-    _store_parameters(module, world, mesh, expert_mesh, experts, precision, seed, initialise, values, owners)
+    _store_parameters(
+        module, world, mesh, expert_mesh, experts, precision, seed, initialise, values, owners
+    )
     fill_buffers(module, world, values)
     groups = _group_names(mesh)
     theirs = _group_names(expert_mesh).items()
@@ -90,7 +98,11 @@ def author_module(
 
 
 def _group_names(mesh: DeviceMesh | None) -> dict[str, str]:
-    return {axis: str(mesh.get_group(axis).group_name) for axis in axis_sizes(mesh)} if mesh is not None else {}
+    return (
+        {axis: str(mesh.get_group(axis).group_name) for axis in axis_sizes(mesh)}
+        if mesh is not None
+        else {}
+    )
 
 
 def _expert_modules(module: nn.Module, plan: ParallelPlan, mesh: DeviceMesh | None) -> set[str]:
@@ -122,7 +134,11 @@ def _store_parameters(
 ) -> None:
     axes = axis_sizes(dense_mesh)
     factor = 1.0 / (axes.get("dp_replicate", 1) * axes.get("dp_shard", 1))
-    submeshes = {mesh: {axis: mesh[axis] for axis in axis_sizes(mesh)} for mesh in (dense_mesh, expert_mesh) if mesh}
+    submeshes = {
+        mesh: {axis: mesh[axis] for axis in axis_sizes(mesh)}
+        for mesh in (dense_mesh, expert_mesh)
+        if mesh
+    }
     stored: dict[str, tuple[nn.Parameter, Layout]] = {}
     for path, part in module.named_modules():
         gathers: dict[str, Gather] = {}
@@ -130,8 +146,11 @@ def _store_parameters(
         submesh = submeshes[mesh] if mesh is not None else {}
         for name, param in part.named_parameters(recurse=False):
             full = f"{path}.{name}" if path else name
-            layout = (Layout.of_experts(owners[full], param, mesh) if mesh is not None and path in experts
-                      else Layout.of(owners[full], param, mesh))
+            layout = (
+                Layout.of_experts(owners[full], param, mesh)
+                if mesh is not None and path in experts
+                else Layout.of(owners[full], param, mesh)
+            )
             floating = param.dtype.is_floating_point
             ways = precision if floating else Precision(param.dtype, param.dtype)
             dtype = precision.stored if floating else param.dtype
@@ -142,7 +161,9 @@ def _store_parameters(
                     f"into {parts} unequal parts: choose a tp that divides it, or run on gloo ranks"
                 )
             if layout.sharded and not layout.shape:
-                raise AuthoringError(f"parameter {full} has no dim that dp_shard could cut: give it the shape (1,)")
+                raise AuthoringError(
+                    f"parameter {full} has no dim that dp_shard could cut: give it the shape (1,)"
+                )
 
             def whole(layout: Layout = layout, dtype: torch.dtype = dtype) -> torch.Tensor | Stored:
                 return whole_parameter(layout, dtype, world.device, seed, initialise, values)
@@ -190,7 +211,9 @@ def author(recipe: Recipe, world: World, *, plan: ParallelPlan | None = None) ->
     mesh = world.mesh(spec)
     with torch.device("meta"):  # a user's family builds its module with values
         module = family.make(recipe)
-    precision = Precision(getattr(torch, recipe.precision.param), getattr(torch, recipe.precision.reduce))
+    precision = Precision(
+        getattr(torch, recipe.precision.param), getattr(torch, recipe.precision.reduce)
+    )
     weights = None
     if recipe.model.weights is not None:
         weights = hook("weights.read", f"model.weights {recipe.model.weights!r}")(recipe, module)
@@ -202,7 +225,12 @@ def author(recipe: Recipe, world: World, *, plan: ParallelPlan | None = None) ->
         precision=precision,
         seed=recipe.training.seed,
         batch=lambda: random_tokens(
-            world, mesh, sizes["vocab_size"], recipe.data.batch_per_rank, recipe.data.seq_len, recipe.data.seed
+            world,
+            mesh,
+            sizes["vocab_size"],
+            recipe.data.batch_per_rank,
+            recipe.data.seq_len,
+            recipe.data.seed,
         ),
         expert_mesh=world.expert_mesh(spec) if plan.experts and spec.experts_apart else None,
         weights=weights,
@@ -226,7 +254,8 @@ def random_tokens(
     if world.fake_mode is not None:
         with world.fake_mode:
             return tuple(  # type: ignore[return-value]
-                torch.empty((batch, seq_len), dtype=torch.int64, device=world.device) for _ in range(2)
+                torch.empty((batch, seq_len), dtype=torch.int64, device=world.device)
+                for _ in range(2)
             )
     both = make_per_rank(draw, range(world.size)) if world.kind == "simulated" else draw(world.rank)
     return both[:, :-1].contiguous(), both[:, 1:].contiguous()

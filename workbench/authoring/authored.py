@@ -49,4 +49,6 @@ class Authored:
 
     def microbatch(self) -> tuple[Any, ...]:
         """What is captured: the example batch, or the first microbatch of it where the recipe accumulates several."""
-        return cut(self.example_batch(), 1 if self.recipe is None else self.recipe.training.accumulate)[0]
+        return cut(
+            self.example_batch(), 1 if self.recipe is None else self.recipe.training.accumulate
+        )[0]

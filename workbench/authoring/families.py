@@ -44,7 +44,12 @@ _PACKAGE: dict[str, tuple[Any, Any, PlanOf]] = {
 def model_config(recipe: Recipe) -> Any:
     """The configuration of the recipe's model: the flavor's sizes, unless the recipe gives others."""
     model, (config, _, _) = recipe.model, _PACKAGE[recipe.model.family]
-    return config(**model.sizes(), attention=model.attention, mask=model.mask, document_token=model.document_token)
+    return config(
+        **model.sizes(),
+        attention=model.attention,
+        mask=model.mask,
+        document_token=model.document_token,
+    )
 
 
 def _of_package(recipe: Recipe) -> nn.Module:
@@ -59,8 +64,10 @@ _FAMILIES = {name: Family(name, _of_package, plan) for name, (_, _, plan) in _PA
 def find_family(name: str) -> Family:
     """The family; AuthoringError with the known names."""
     if name not in _FAMILIES:
-        raise AuthoringError(f"no model family {name!r} here: register it with @register_model, or use one of "
-                             f"{', '.join(_FAMILIES)}")
+        raise AuthoringError(
+            f"no model family {name!r} here: register it with @register_model, or use one of "
+            f"{', '.join(_FAMILIES)}"
+        )
     return _FAMILIES[name]
 
 
@@ -76,12 +83,16 @@ def register_model(
     Registering a name again replaces the family; the package's families cannot be replaced.
     """
     if missing := {"vocab_size", "max_seq_len"} - set(sizes):
-        raise AuthoringError(f"model {name!r}: sizes has no {sorted(missing)[0]}, which batches need")
+        raise AuthoringError(
+            f"model {name!r}: sizes has no {sorted(missing)[0]}, which batches need"
+        )
     if name in _FAMILIES and _FAMILIES[name].sizes is None:
         raise AuthoringError(f"model {name!r} is the package's own family: choose another name")
     layout = plan if callable(plan) else lambda _sizes, _tp: plan or ParallelPlan()
 
-    def register(make: Callable[[Mapping[str, Any]], nn.Module]) -> Callable[[Mapping[str, Any]], nn.Module]:
+    def register(
+        make: Callable[[Mapping[str, Any]], nn.Module],
+    ) -> Callable[[Mapping[str, Any]], nn.Module]:
         def seeded(recipe: Recipe) -> nn.Module:
             with determinism.seeded(recipe.training.seed), torch.device("cpu"):
                 return make(recipe.model.sizes())

@@ -26,7 +26,9 @@ class Stored(Protocol):
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Stored: ...
 
-    def clone(self, memory_format: torch.memory_format = torch.contiguous_format) -> torch.Tensor: ...
+    def clone(
+        self, memory_format: torch.memory_format = torch.contiguous_format
+    ) -> torch.Tensor: ...
 
 
 def part_bounds(size: int, parts: int, index: int) -> tuple[int, int]:
@@ -61,8 +63,12 @@ class Layout:
             return cls(name, param.shape, None, False, sizes)
         (placement,) = param.placements
         if not placement.is_replicate() and not isinstance(placement, Shard):
-            raise AuthoringError(f"parameter {name}: placement {placement} on the tp axis is not supported")
-        return cls(name, param.shape, placement.dim if isinstance(placement, Shard) else None, True, sizes)
+            raise AuthoringError(
+                f"parameter {name}: placement {placement} on the tp axis is not supported"
+            )
+        return cls(
+            name, param.shape, placement.dim if isinstance(placement, Shard) else None, True, sizes
+        )
 
     @classmethod
     def of_experts(cls, name: str, param: torch.Tensor, mesh: DeviceMesh) -> Layout:
@@ -70,7 +76,9 @@ class Layout:
         sizes = axis_sizes(mesh)
         held, parts = param.shape[0] // sizes.get("ep", 1), sizes.get("ep_shard", 1)
         if held * sizes.get("ep", 1) != param.shape[0]:
-            raise AuthoringError(f"{param.shape[0]} experts of {name} cannot be spread evenly over ep {sizes['ep']}")
+            raise AuthoringError(
+                f"{param.shape[0]} experts of {name} cannot be spread evenly over ep {sizes['ep']}"
+            )
         cut, within = (0 if "ep" in sizes else None), int(held % parts > 0)
         return cls(name, param.shape, cut, False, sizes, "ep", "ep_shard", within)
 
@@ -83,7 +91,9 @@ class Layout:
         """Shape of the part of tensor or expert parallelism at `coordinate`, and its start and length on cut_dim."""
         if self.cut_dim is None:
             return self.shape, (0, 0)
-        start, length = part_bounds(self.shape[self.cut_dim], self.sizes[self.cut_axis], coordinate[self.cut_axis])
+        start, length = part_bounds(
+            self.shape[self.cut_dim], self.sizes[self.cut_axis], coordinate[self.cut_axis]
+        )
         shape = list(self.shape)
         shape[self.cut_dim] = length
         return torch.Size(shape), (start, length)
@@ -97,9 +107,13 @@ class Layout:
         return torch.Size((*shape[:at], self._shard_bounds(shape, coordinate)[1], *shape[at + 1 :]))
 
     def _shard_bounds(self, shape: torch.Size, coordinate: Mapping[str, int]) -> tuple[int, int]:
-        return part_bounds(shape[self.shard_dim], self.sizes[self.shard_axis], coordinate[self.shard_axis])
+        return part_bounds(
+            shape[self.shard_dim], self.sizes[self.shard_axis], coordinate[self.shard_axis]
+        )
 
-    def local_part(self, whole: torch.Tensor | Stored, coordinate: Mapping[str, int]) -> torch.Tensor:
+    def local_part(
+        self, whole: torch.Tensor | Stored, coordinate: Mapping[str, int]
+    ) -> torch.Tensor:
         """A copy of what the rank at `coordinate` holds of `whole`."""
         shape, bounds = self.cut_part(coordinate)
         part = whole if self.cut_dim is None else whole.narrow(self.cut_dim, *bounds)
@@ -112,7 +126,9 @@ class Layout:
         # tensor parallelism cuts first, and its axis is the last one: FSDP's shards of dim 0 are strided
         strided = self.cut_axis == "tp" and self.cut_dim == self.shard_dim
         by_axis: dict[str, Placement] = {
-            self.shard_axis: strided_shard(0, self.sizes["tp"]) if strided else Shard(self.shard_dim),
+            self.shard_axis: strided_shard(0, self.sizes["tp"])
+            if strided
+            else Shard(self.shard_dim),
             self.cut_axis: Replicate() if self.cut_dim is None else Shard(self.cut_dim),
         }
         return tuple(by_axis.get(axis, Replicate()) for axis in self.sizes)

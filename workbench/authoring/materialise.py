@@ -62,10 +62,14 @@ def stored_parameter(
     """This rank's part as a parameter: a DTensor on `mesh`, or plain. A fake world does not call `whole`."""
     if world.fake_mode is not None:
         with world.fake_mode:
-            local = torch.empty(layout.local_shape(coordinates(mesh, world.rank)), dtype=dtype, device=world.device)
+            local = torch.empty(
+                layout.local_shape(coordinates(mesh, world.rank)), dtype=dtype, device=world.device
+            )
     elif world.kind == "simulated":
         made = cache(whole)
-        local = make_per_rank(lambda rank: layout.local_part(made(), coordinates(mesh, rank)), range(world.size))
+        local = make_per_rank(
+            lambda rank: layout.local_part(made(), coordinates(mesh, rank)), range(world.size)
+        )
     else:
         local = layout.local_part(whole(), coordinates(mesh, world.rank))
     if mesh is None:
@@ -84,14 +88,20 @@ def fill_buffers(module: nn.Module, world: World, values: Mapping[str, Any]) -> 
     AuthoringError names a buffer that has neither.
     """
     for path, part in module.named_modules():
-        held = [(name, buffer) for name, buffer in part.named_buffers(recurse=False) if buffer is not None]
+        held = [
+            (name, buffer)
+            for name, buffer in part.named_buffers(recurse=False)
+            if buffer is not None
+        ]
         if not held:
             continue
         names = {name: f"{path}.{name}" if path else name for name, _ in held}
         if all(full in values for full in names.values()):
             for name, full in names.items():
                 value = values[full].to(world.device)
-                part._buffers[name] = value if world.fake_mode is None else world.fake_mode.from_tensor(value)
+                part._buffers[name] = (
+                    value if world.fake_mode is None else world.fake_mode.from_tensor(value)
+                )
             continue
         reset = getattr(part, "reset_buffers", None)
         if reset is None and world.fake_mode is None:

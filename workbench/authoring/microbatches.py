@@ -21,12 +21,16 @@ def cut(batch: Sequence[Any], count: int) -> list[tuple[Any, ...]]:
     for place, value in enumerate(batch):
         if not isinstance(value, torch.Tensor) or not value.dim() or value.shape[0] % count:
             what = list(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
-            raise WorkbenchError(f"input {place} of the step is {what}, and {count} microbatches need a tensor whose "
-                                 f"first dim divides by {count}: give such a batch, or accumulate over fewer")
+            raise WorkbenchError(
+                f"input {place} of the step is {what}, and {count} microbatches need a tensor whose "
+                f"first dim divides by {count}: give such a batch, or accumulate over fewer"
+            )
     return list(zip(*(value.chunk(count) for value in batch), strict=True))
 
 
-def accumulate(run: Callable[..., torch.Tensor], module: nn.Module, batch: Sequence[Any], count: int) -> torch.Tensor:
+def accumulate(
+    run: Callable[..., torch.Tensor], module: nn.Module, batch: Sequence[Any], count: int
+) -> torch.Tensor:
     """Run forward and backward of `count` microbatches; returns the mean of their losses, without a graph.
 
     run: the module, or its compiled step. Each parameter's `grad` is that of the mean: the gradients of each microbatch

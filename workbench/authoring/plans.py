@@ -64,13 +64,18 @@ LLAMA3_PLAN = ParallelPlan(
 
 def llama3_plan(sizes: Mapping[str, Any], tp: int) -> ParallelPlan:
     """LLAMA3_PLAN; where tp does not divide the vocabulary, logits are gathered for the loss."""
-    return replace(LLAMA3_PLAN, tensor=_whole_vocabulary(LLAMA3_PLAN.tensor, sizes["vocab_size"], tp))
+    return replace(
+        LLAMA3_PLAN, tensor=_whole_vocabulary(LLAMA3_PLAN.tensor, sizes["vocab_size"], tp)
+    )
 
 
 def _whole_vocabulary(tensor: Mapping[str, Any], vocab_size: int, tp: int) -> Mapping[str, Any]:
     if vocab_size % tp == 0:
         return tensor
-    gathered = {**tensor, "output": {"style": "colwise", "input": "shard(1)", "output": "replicate"}}
+    gathered = {
+        **tensor,
+        "output": {"style": "colwise", "input": "shard(1)", "output": "replicate"},
+    }
     del gathered["loss"]
     return gathered
 
@@ -109,7 +114,9 @@ def deepseek_v3_plan(sizes: Mapping[str, Any], tp: int) -> ParallelPlan:
         tensor |= _swiglu("layers.*.moe.shared_experts")
     tensor |= {path: LLAMA3_PLAN.tensor[path] for path in ("norm", "output", "loss")}
     experts = ("layers.*.moe.experts",) if dense < layers else ()
-    return ParallelPlan(_whole_vocabulary(tensor, sizes["vocab_size"], tp), LLAMA3_PLAN.units, experts)
+    return ParallelPlan(
+        _whole_vocabulary(tensor, sizes["vocab_size"], tp), LLAMA3_PLAN.units, experts
+    )
 
 
 def matching(pattern: str, paths: Iterable[str]) -> list[str]:

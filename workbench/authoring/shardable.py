@@ -16,7 +16,12 @@ from workbench.authoring.simple_fsdp import Precision
 
 def require_shardable(module: nn.Module, precision: Precision) -> None:
     """AuthoringError, with the model, the parameter or buffer, and the remedy, for what sharding would change."""
-    problems = chain(_unfinished(module), _of_precision(module, precision), _with_hooks(module), _overlapping(module))
+    problems = chain(
+        _unfinished(module),
+        _of_precision(module, precision),
+        _with_hooks(module),
+        _overlapping(module),
+    )
     if problem := next(problems, ""):
         raise AuthoringError(f"model {type(module).__name__}: {problem}")
 
@@ -24,28 +29,41 @@ def require_shardable(module: nn.Module, precision: Precision) -> None:
 def _unfinished(module: nn.Module) -> Iterator[str]:
     for path, part in module.named_modules():
         if isinstance(part, torch.jit.ScriptModule):
-            yield (f"module {path} is compiled by TorchScript, which cannot be traced: put the module that it was made "
-                   "of in its place")
-        for name, value in (*part.named_parameters(recurse=False), *part.named_buffers(recurse=False)):
+            yield (
+                f"module {path} is compiled by TorchScript, which cannot be traced: put the module that it was made "
+                "of in its place"
+            )
+        for name, value in (
+            *part.named_parameters(recurse=False),
+            *part.named_buffers(recurse=False),
+        ):
             if is_lazy(value):
-                yield (f"module {path} is lazy, and its {name} has no shape yet: call the model once on a batch, or "
-                       "build the module with its sizes")
+                yield (
+                    f"module {path} is lazy, and its {name} has no shape yet: call the model once on a batch, or "
+                    "build the module with its sizes"
+                )
 
 
 def _of_precision(module: nn.Module, precision: Precision) -> Iterator[str]:
     """Parameters that are neither float32 nor of the dtype in which the step computes."""
     for name, param in module.named_parameters():
         if param.dtype.is_floating_point and param.dtype not in (torch.float32, precision.param):
-            own, other = (str(dtype).removeprefix("torch.") for dtype in (param.dtype, precision.param))
-            yield (f"parameter {name} is {own}, and the step would compute in {other}: call .float() on the model, and "
-                   "give the dtype to compute in as precision.param")
+            own, other = (
+                str(dtype).removeprefix("torch.") for dtype in (param.dtype, precision.param)
+            )
+            yield (
+                f"parameter {name} is {own}, and the step would compute in {other}: call .float() on the model, and "
+                "give the dtype to compute in as precision.param"
+            )
 
 
 def _with_hooks(module: nn.Module) -> Iterator[str]:
     for name, param in module.named_parameters():
         if param._backward_hooks or getattr(param, "_post_accumulate_grad_hooks", None):
-            yield (f"parameter {name} has a hook, and a shard that takes its place has none: register the hook on the "
-                   "parameter of the authored module")
+            yield (
+                f"parameter {name} has a hook, and a shard that takes its place has none: register the hook on the "
+                "parameter of the authored module"
+            )
 
 
 def _overlapping(module: nn.Module) -> Iterator[str]:
@@ -57,9 +75,15 @@ def _overlapping(module: nn.Module) -> Iterator[str]:
             by_storage.setdefault(tensor.untyped_storage().data_ptr(), []).append((name, tensor))
     for sharing in by_storage.values():
         for (name, one), (other_name, other) in combinations(sharing, 2):
-            if name.startswith("parameter ") and _span(one)[0] < _span(other)[1] and _span(other)[0] < _span(one)[1]:
-                yield (f"{name} shares memory with {other_name}, and its shards would not: give each memory of its own "
-                       "with .clone()")
+            if (
+                name.startswith("parameter ")
+                and _span(one)[0] < _span(other)[1]
+                and _span(other)[0] < _span(one)[1]
+            ):
+                yield (
+                    f"{name} shares memory with {other_name}, and its shards would not: give each memory of its own "
+                    "with .clone()"
+                )
 
 
 def _tensors(kind: str, named: Iterator[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, Any]]:
@@ -76,6 +100,8 @@ def _attributes(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:
     """The bytes between the first and the last element of a tensor, by their places in its storage."""
-    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    reach = sum(
+        (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
     first, size = tensor.storage_offset(), tensor.element_size()
     return int(first * size), int((first + reach + 1) * size)

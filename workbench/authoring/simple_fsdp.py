@@ -68,14 +68,20 @@ class Gather:
         if self.factor is not None:
             x = _ScaledGradient.apply(x, self.factor)
         if self.replicate_mesh is not None:
-            x = self._redistributed(x, self.replicate_mesh, Replicate(), last=self.shard_mesh is None)
+            x = self._redistributed(
+                x, self.replicate_mesh, Replicate(), last=self.shard_mesh is None
+            )
         if self.shard_mesh is not None:
             return self._redistributed(x, self.shard_mesh, Shard(self.shard_dim), last=True)
         return x if x.dtype == self.precision.param else x.to(self.precision.param)
 
-    def _redistributed(self, x: torch.Tensor, mesh: DeviceMesh, held: Placement, last: bool) -> torch.Tensor:
+    def _redistributed(
+        self, x: torch.Tensor, mesh: DeviceMesh, held: Placement, last: bool
+    ) -> torch.Tensor:
         held_shape = (self.shape, self.stride) if held.is_shard() else (x.shape, x.stride())
-        spread = DTensor.from_local(x, mesh, (held,), run_check=False, shape=held_shape[0], stride=held_shape[1])
+        spread = DTensor.from_local(
+            x, mesh, (held,), run_check=False, shape=held_shape[0], stride=held_shape[1]
+        )
         whole = spread.redistribute(
             placements=(Replicate(),),
             forward_dtype=self.precision.param if last else x.dtype,

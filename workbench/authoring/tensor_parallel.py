@@ -32,7 +32,9 @@ def read_placement(text: str | None, where: str) -> Placement | None:
         return Replicate() if text == "replicate" else Partial()
     if found := _SHARD.fullmatch(text):
         return Shard(int(found[1]))
-    raise AuthoringError(f'{where}: placement {text!r} is not "replicate", "partial" or "shard(dim)"')
+    raise AuthoringError(
+        f'{where}: placement {text!r} is not "replicate", "partial" or "shard(dim)"'
+    )
 
 
 def _layouts(value: Any, where: str) -> Any:
@@ -93,7 +95,9 @@ def read_style(spec: str | Mapping[str, Any], where: str) -> ParallelStyle:
         raise AuthoringError(f"{where}: unknown style {name!r}; styles are {', '.join(STYLES)}")
     style, arguments = STYLES[name]
     for key in table.keys() - arguments.keys():
-        raise AuthoringError(f"{where}: style {name!r} has no key {key!r}; keys are {', '.join(arguments) or 'none'}")
+        raise AuthoringError(
+            f"{where}: style {name!r} has no key {key!r}; keys are {', '.join(arguments) or 'none'}"
+        )
     for key in arguments.keys() - table.keys() - {"local"} if "wanted" in arguments else ():
         raise AuthoringError(f"{where}: style {name!r} needs the key {key!r}")
     layouts = ("input", "output", "wanted")
@@ -125,4 +129,6 @@ def _check_even(path: str, part: nn.Module, spec: str | Mapping[str, Any], tp: i
         return  # gathered at once, which DTensor can do for uneven parts
     size = getattr(part, cut)
     if size % tp:
-        raise AuthoringError(f"mesh.tp {tp} does not divide {path}.{cut} {size}: {size} / {tp} leaves {size % tp}")
+        raise AuthoringError(
+            f"mesh.tp {tp} does not divide {path}.{cut} {size}: {size} / {tp} leaves {size % tp}"
+        )

@@ -63,7 +63,10 @@ def _told(before: Iterable[Collective], after: Iterable[Collective]) -> dict[str
         for c in collectives:
             side.setdefault(_key(c), []).append(f"{c.node} of {c.payload:,} bytes")
     was, now = sides
-    return {" ".join(filter(None, k)): differing(was.get(k, []), now.get(k, [])) for k in was.keys() | now.keys()}
+    return {
+        " ".join(filter(None, k)): differing(was.get(k, []), now.get(k, []))
+        for k in was.keys() | now.keys()
+    }
 
 
 def conserved(before: Iterable[Collective], after: Iterable[Collective], *, fewer: bool) -> Verdict:
@@ -88,22 +91,42 @@ def conserved(before: Iterable[Collective], after: Iterable[Collective], *, fewe
         return Verdict("collectives", Outcome.FAIL, text, rows)
     old, new = sum(launched.values()), sum(launches.values())
     whole, lost = sum(was.values()), sum(was.values()) - sum(now.values())
-    kept = f"{lost:,} of {whole:,} bytes taken out, the rest" if lost else f"{whole:,} bytes conserved"
+    kept = (
+        f"{lost:,} of {whole:,} bytes taken out, the rest" if lost else f"{whole:,} bytes conserved"
+    )
     text = f"{kept} in {counted(new, 'launch')} (before: {old})"
-    return Verdict("collectives", Outcome.PASS, text if rows else "no collectives, before or after", rows)
+    return Verdict(
+        "collectives", Outcome.PASS, text if rows else "no collectives, before or after", rows
+    )
 
 
-def kept_promise(before: Iterable[Collective], promised: Iterable[Collective], after: Iterable[Collective]) -> Verdict:
+def kept_promise(
+    before: Iterable[Collective], promised: Iterable[Collective], after: Iterable[Collective]
+) -> Verdict:
     """PASS if `after` moves the bytes of `promised`, in as many launches; the message compares with `before`."""
     promised = list(promised)
     found = conserved(promised, after, fewer=False)
-    wrong = [f"{name}: {row['launches_before']} launches promised, {row['launches_after']} found"
-             for name, row in found.evidence.items() if row["launches_before"] != row["launches_after"]]
+    wrong = [
+        f"{name}: {row['launches_before']} launches promised, {row['launches_after']} found"
+        for name, row in found.evidence.items()
+        if row["launches_before"] != row["launches_after"]
+    ]
     if found.outcome is Outcome.FAIL or wrong:
-        told = found.message.replace(" bytes before", " bytes promised") if found.outcome is Outcome.FAIL else ""
-        return Verdict("collectives", Outcome.FAIL, "; ".join(filter(None, (told, *wrong))), found.evidence)
+        told = (
+            found.message.replace(" bytes before", " bytes promised")
+            if found.outcome is Outcome.FAIL
+            else ""
+        )
+        return Verdict(
+            "collectives", Outcome.FAIL, "; ".join(filter(None, (told, *wrong))), found.evidence
+        )
     was, now = (sum(c.payload for c in each) for each in (before, promised))
-    return Verdict("collectives", Outcome.PASS, f"{was:,} bytes before, {now:,} after, as promised", found.evidence)
+    return Verdict(
+        "collectives",
+        Outcome.PASS,
+        f"{was:,} bytes before, {now:,} after, as promised",
+        found.evidence,
+    )
 
 
 def of_pass(item: RegisteredPass, before: Graphs, after: Graphs, options: Any) -> Verdict:
@@ -152,7 +175,9 @@ def _shown(entry: Any) -> str:
     return f"{op} {dtype}{list(shape)} {reduction + ' ' if reduction else ''}over {over}({size})"
 
 
-def difference(lists: Sequence[Sequence[Entry]], ranks: Sequence[int] | None = None) -> tuple[int, int, str] | None:
+def difference(
+    lists: Sequence[Sequence[Entry]], ranks: Sequence[int] | None = None
+) -> tuple[int, int, str] | None:
     """(list, index, sentence) of the first entry that differs from the one of most lists, or None.
 
     ranks: the rank of each list; by default 0, 1 and so on.
@@ -178,12 +203,18 @@ def exchange(graphs: Iterable[GraphModule]) -> Verdict:
     kind = world_kind()
     if kind is None or kind == "fake" or dist.get_world_size() == 1:
         why = "one process" if kind is None else "a fake world" if kind == "fake" else "one rank"
-        return Verdict("collectives", Outcome.UNKNOWN, f"{why} has no other rank to compare the order with")
+        return Verdict(
+            "collectives", Outcome.UNKNOWN, f"{why} has no other rank to compare the order with"
+        )
     entries = schedule(graphs)
     hashes = gathered(schedule_hash(entries))
     if len(set(hashes)) == 1:
         text = f"{len(entries)} collectives in the same order on {len(hashes)} ranks"
-        return Verdict("collectives", Outcome.PASS, text, {"hash": hashes[0], "collectives": len(entries)})
+        return Verdict(
+            "collectives", Outcome.PASS, text, {"hash": hashes[0], "collectives": len(entries)}
+        )
     found = difference(gathered(entries))
     rank, index, sentence = found or (0, 0, "the hashes differ, the lists do not")
-    return Verdict("collectives", Outcome.FAIL, sentence, {"rank": rank, "index": index, "hashes": hashes})
+    return Verdict(
+        "collectives", Outcome.FAIL, sentence, {"rank": rank, "index": index, "hashes": hashes}
+    )

@@ -21,7 +21,9 @@ def verdict(effect: Effect) -> Verdict:
     return Verdict("effect", outcome, effect.reason or idle, effect.evidence)
 
 
-def of_graphs(item: RegisteredPass, before: tuple[Any, ...], after: tuple[Any, ...], options: Any) -> Effect:
+def of_graphs(
+    item: RegisteredPass, before: tuple[Any, ...], after: tuple[Any, ...], options: Any
+) -> Effect:
     """The effect by the pass's own predicate; where nothing changed, that of a user's pass is rejected."""
     try:
         effect = item.effect(before, after, options)
@@ -32,8 +34,10 @@ def of_graphs(item: RegisteredPass, before: tuple[Any, ...], after: tuple[Any, .
     except WorkbenchError:
         raise
     except Exception as error:
-        raise WorkbenchError(f"the effect of pass {item.name!r} raised {type(error).__name__}: {error}"
-                             f"{place_of(error)}") from error
+        raise WorkbenchError(
+            f"the effect of pass {item.name!r} raised {type(error).__name__}: {error}"
+            f"{place_of(error)}"
+        ) from error
 
 
 def _untouched(before: Any, after: Any) -> bool:

@@ -29,7 +29,12 @@ def history(records: Sequence[PassRecord], part: str, name: str) -> list[str]:
             if diffs and (mark := diffs[where].marks.get(name)):
                 said.append(f"{WORDS[mark]} {record.name}")
     later = next((r for r in records if r.parts != ("joint",)), None)
-    if later is not None and part in later.parts and not said and _has(later.before[later.parts.index(part)], name):
+    if (
+        later is not None
+        and part in later.parts
+        and not said
+        and _has(later.before[later.parts.index(part)], name)
+    ):
         said.append("made by partition" if joint else "captured, or made by partition")
     return said
 

@@ -30,7 +30,10 @@ def form(gm: torch.fx.GraphModule) -> list[str]:
     if not nodes or nodes[-1].op != "output":
         return [f"{MALFORMED}: it has no output node at its end"]
     wrong = [n for n in nodes if n.op not in NODE_KINDS]
-    return [f"node {n.name} is a {n.op}: the next stage accepts {', '.join(NODE_KINDS)}" for n in wrong[:3]]
+    return [
+        f"node {n.name} is a {n.op}: the next stage accepts {', '.join(NODE_KINDS)}"
+        for n in wrong[:3]
+    ]
 
 
 def _boundary(before: Snapshot, after: Snapshot) -> tuple[list[str], list[str]]:
@@ -39,19 +42,30 @@ def _boundary(before: Snapshot, after: Snapshot) -> tuple[list[str], list[str]]:
     old, new = [n for n, _ in before.placeholders], [n for n, _ in after.placeholders]
     if old != new:
         lost, added = [n for n in old if n not in new], [n for n in new if n not in old]
-        moved = next((f"{b} is where {a} was" for a, b in zip(old, new, strict=False) if a != b), "")
-        lost_boundary.append(f"placeholders changed: lost {lost[:3] or 'none'}, added {added[:3] or 'none'}"
-                             + ("" if lost or added else f", in another order: {moved}"))
+        moved = next(
+            (f"{b} is where {a} was" for a, b in zip(old, new, strict=False) if a != b), ""
+        )
+        lost_boundary.append(
+            f"placeholders changed: lost {lost[:3] or 'none'}, added {added[:3] or 'none'}"
+            + ("" if lost or added else f", in another order: {moved}")
+        )
     new_specs = dict(after.placeholders)
-    problems += [f"placeholder {name} was {spec} and is {new_specs[name]}"
-                 for name, spec in before.placeholders if name in new_specs and new_specs[name] != spec][:3]
+    problems += [
+        f"placeholder {name} was {spec} and is {new_specs[name]}"
+        for name, spec in before.placeholders
+        if name in new_specs and new_specs[name] != spec
+    ][:3]
     if len(before.outputs) != len(after.outputs):
         was, now = ([name for name, _ in each.outputs] for each in (before, after))
-        lost_boundary.append(f"{len(was)} outputs before, {len(now)} after{differing(was, now)}: return as many, in "
-                             "the same order")
+        lost_boundary.append(
+            f"{len(was)} outputs before, {len(now)} after{differing(was, now)}: return as many, in "
+            "the same order"
+        )
     else:
         pairs = enumerate(zip(before.outputs, after.outputs, strict=True))
-        problems += [f"output {i} ({name}) was {a} and is {b}" for i, ((_, a), (name, b)) in pairs if a != b][:3]
+        problems += [
+            f"output {i} ({name}) was {a} and is {b}" for i, ((_, a), (name, b)) in pairs if a != b
+        ][:3]
     return lost_boundary, problems
 
 
@@ -59,7 +73,9 @@ def _without_values(gm: torch.fx.GraphModule) -> list[str]:
     """Whether used nodes of a joint graph lack meta["val"], which torch's partitioner needs."""
     if facts_of(gm).part != "joint":
         return []
-    nodes = [n for n in gm.graph.nodes if n.op in ("placeholder", "call_function") and n.users]  # not assertions
+    nodes = [
+        n for n in gm.graph.nodes if n.op in ("placeholder", "call_function") and n.users
+    ]  # not assertions
     missing = [n.name for n in nodes if "val" not in n.meta]
     return [f"{len(missing)} of {len(nodes)} nodes have no meta['val'], {missing[0]} first, and the partitioner needs "
             "it: copy node.meta, or set meta['val'] on each new node"] if missing else []
@@ -95,7 +111,10 @@ def _races(gm: torch.fx.GraphModule, ends: dict[torch.fx.Node, list[torch.fx.Nod
     if not ends or not calls_of(gm.graph, writes):
         return []
     problems: dict[torch.fx.Node, str] = {}
-    owner, pending = item_roots(gm, roots(gm)), {start for starts in ends.values() for start in starts}
+    owner, pending = (
+        item_roots(gm, roots(gm)),
+        {start for starts in ends.values() for start in starts},
+    )
     busy: dict[torch.fx.Node, list[tuple[torch.fx.Node, torch.fx.Node, bool]]] = {}
     for node in gm.graph.nodes:
         for start in ends.get(node, ()):
@@ -108,8 +127,11 @@ def _races(gm: torch.fx.GraphModule, ends: dict[torch.fx.Node, list[torch.fx.Nod
                     if (filled or touched in written) and _overlap(touched, memory):
                         how = "written" if touched in written else "read"
                         what = "output" if filled else "input"
-                        problems.setdefault(start, f"the {what} of {_called(start)} is {how} by {node.name} "
-                                                   "without a wait")
+                        problems.setdefault(
+                            start,
+                            f"the {what} of {_called(start)} is {how} by {node.name} "
+                            "without a wait",
+                        )
         if node in pending:
             written = written_inputs(node)
             for memory in node.all_input_nodes:
@@ -136,15 +158,23 @@ def _overlap(one: torch.fx.Node, other: torch.fx.Node) -> bool:
 
 def stale_reads(gm: torch.fx.GraphModule) -> list[str]:
     """Reads of a parameter or a state behind the update that writes it, in the graph of a whole step."""
-    owner, written, problems = roots(gm), dict[torch.fx.Node, torch.fx.Node](), dict[torch.fx.Node, str]()
+    owner, written, problems = (
+        roots(gm),
+        dict[torch.fx.Node, torch.fx.Node](),
+        dict[torch.fx.Node, str](),
+    )
     for node in gm.graph.nodes:
         if node.op != "call_function" or _views(node):
             continue
         for read in node.all_input_nodes:
             root = owner[read]
-            if root in written and root.name != "step":  # the update reads the count that it has just advanced
+            if (
+                root in written and root.name != "step"
+            ):  # the update reads the count that it has just advanced
                 name = aot.parameter_of(root) or root.name
-                problems.setdefault(root, f"{name} is read by {node.name} after {written[root].name} has updated it")
+                problems.setdefault(
+                    root, f"{name} is read by {node.name} after {written[root].name} has updated it"
+                )
         for root in (owner[n] for n in written_inputs(node)):
             if root.op == "placeholder":
                 written.setdefault(root, node)
@@ -159,13 +189,21 @@ def scaled_operands(gm: torch.fx.GraphModule) -> list[str]:
         if not isinstance(left, torch.Tensor) or not isinstance(right, torch.Tensor):
             continue
         if {left.dim(), right.dim()} != {2}:
-            problems.append(f"{node.name}: its operands have {left.dim()} and {right.dim()} dimensions, and a scaled "
-                            "product takes matrices")
+            problems.append(
+                f"{node.name}: its operands have {left.dim()} and {right.dim()} dimensions, and a scaled "
+                "product takes matrices"
+            )
         elif left.stride(1) != 1 or right.stride(0) != 1:
-            wrong = "left operand is not row-major" if left.stride(1) != 1 else "right operand is not column-major"
+            wrong = (
+                "left operand is not row-major"
+                if left.stride(1) != 1
+                else "right operand is not column-major"
+            )
             problems.append(f"{node.name}: its {wrong}, and a GPU takes no other layout")
         elif any(size % 16 for size in right.shape):
-            problems.append(f"{node.name}: a size of its right operand, {tuple(right.shape)}, is no multiple of 16")
+            problems.append(
+                f"{node.name}: a size of its right operand, {tuple(right.shape)}, is no multiple of 16"
+            )
     return problems
 
 
@@ -183,15 +221,19 @@ def problems_of(before: torch.fx.GraphModule, after: object) -> tuple[list[str],
     if facts_of(after).part == "step":
         problems += stale_reads(after)
     if (more := len(new.unused_waits) - len(old.unused_waits)) > 0:
-        problems.append(f"{counted(more, 'wait')} more than before {'is' if more == 1 else 'are'} not used by anything"
-                        + differing(old.unused_waits, new.unused_waits))
+        problems.append(
+            f"{counted(more, 'wait')} more than before {'is' if more == 1 else 'are'} not used by anything"
+            + differing(old.unused_waits, new.unused_waits)
+        )
     for name in dict.fromkeys((*old.effects, *new.effects)):
         was, now = old.effects.get(name, ()), new.effects.get(name, ())
         if len(was) != len(now):
             how = "dropped" if len(was) > len(now) else "added"
             problems.append(f"the effect '{name}' was {how}{differing(was, now)}")
     if (more := len(new.draws) - len(old.draws)) > 0:  # fewer may be inside a compiled region
-        problems.append(f"{counted(more, 'draw')} of random numbers more than before{differing(old.draws, new.draws)}")
+        problems.append(
+            f"{counted(more, 'draw')} of random numbers more than before{differing(old.draws, new.draws)}"
+        )
     return unusable, problems
 
 
@@ -203,7 +245,11 @@ def lint(before: Sequence[torch.fx.GraphModule], after: Sequence[object]) -> Ver
     unusable: list[str] = []
     problems: list[str] = []
     for a, b in zip(before, after, strict=True):
-        part = f"{facts_of(b).part}: " if isinstance(b, torch.fx.GraphModule) and len(after) > 1 else ""
+        part = (
+            f"{facts_of(b).part}: "
+            if isinstance(b, torch.fx.GraphModule) and len(after) > 1
+            else ""
+        )
         for found, told in zip(problems_of(a, b), (unusable, problems), strict=True):
             told += [part + problem for problem in found]
     if problems := unusable + problems:
@@ -211,7 +257,9 @@ def lint(before: Sequence[torch.fx.GraphModule], after: Sequence[object]) -> Ver
         return Verdict("lint", Outcome.FAIL, "; ".join(problems[:3]),
                        {"problems": problems, "malformed": malformed, "unusable": bool(unusable)})
     graphs = [g for g in after if isinstance(g, torch.fx.GraphModule)]
-    if facts_of(graphs[0]).part == "joint" and (lost := _lost_metadata(_placed(before[0]), _placed(graphs[0]))):
+    if facts_of(graphs[0]).part == "joint" and (
+        lost := _lost_metadata(_placed(before[0]), _placed(graphs[0]))
+    ):
         return lost
     return Verdict("lint", Outcome.PASS, "", {"nodes": [len(g.graph.nodes) for g in graphs]})
 
@@ -239,8 +287,13 @@ def _lost_metadata(before: tuple[int, int, int], after: tuple[int, int, int]) ->
 
     if not fell(tags, has_tags) and (has_traces >= traces or not fell(traces, has_traces)):
         return None
-    return Verdict("lint", Outcome.FAIL, (
-        f"{now - has_traces} of {now} nodes lost their metadata (before: {count - traces} of {count} had none): the "
-        "partitioner would recompute the whole forward, and passes that go by module would match nothing; copy "
-        "node.meta"
-    ), {"without_metadata": now - has_traces, "nodes": now})
+    return Verdict(
+        "lint",
+        Outcome.FAIL,
+        (
+            f"{now - has_traces} of {now} nodes lost their metadata (before: {count - traces} of "
+            f"{count} had none): the partitioner would recompute the whole forward, and passes that go "
+            "by module would match nothing; copy node.meta"
+        ),
+        {"without_metadata": now - has_traces, "nodes": now},
+    )

@@ -31,7 +31,11 @@ def wrong_results(before: GraphModule, after: GraphModule) -> list[str]:
     known: dict[Any, list[Any] | str] = {}
     faces: dict[int, Any] = {}
     with cached(after.graph), without_log(), torch.no_grad():
-        told = [_wrong(node, known, faces) for node in after.graph.nodes if _changed(node, old.get(node.name))]
+        told = [
+            _wrong(node, known, faces)
+            for node in after.graph.nodes
+            if _changed(node, old.get(node.name))
+        ]
     return list(filter(None, told))
 
 
@@ -47,8 +51,11 @@ def _changed(node: Node, old: Node | None) -> bool:
 
 @functools.cache
 def _runs_on_fake_values(target: Any) -> bool:
-    return target is operator.getitem or (isinstance(target, OPERATORS) and not writes(target)
-                                          and not _SIZES_FROM_DATA.intersection(getattr(target, "tags", ())))
+    return target is operator.getitem or (
+        isinstance(target, OPERATORS)
+        and not writes(target)
+        and not _SIZES_FROM_DATA.intersection(getattr(target, "tags", ()))
+    )
 
 
 def _wrong(node: Node, known: dict[Any, list[Any] | str], faces: dict[int, Any]) -> str:
@@ -68,13 +75,17 @@ def _wrong(node: Node, known: dict[Any, list[Any] | str], faces: dict[int, Any])
     if not gives or [face[:3] for face in said] == [_face(v)[:3] for v in gives]:
         return ""
     told = _told(pytree.tree_leaves(node.meta["val"]))
-    return (f"node {node.name} says that its result is {told}, and {op_name(node.target)} gives {_told(gives)}: "
-            "set its meta['val'] to that, or mend its arguments")
+    return (
+        f"node {node.name} says that its result is {told}, and {op_name(node.target)} gives {_told(gives)}: "
+        "set its meta['val'] to that, or mend its arguments"
+    )
 
 
 def _result(node: Node) -> list[Any] | str:
     """What the operator gives for its inputs' fake values; why it refuses them; [] where it cannot run on them."""
-    args, kwargs = pytree.tree_map(lambda a: a.meta["val"] if isinstance(a, Node) else a, (node.args, node.kwargs))
+    args, kwargs = pytree.tree_map(
+        lambda a: a.meta["val"] if isinstance(a, Node) else a, (node.args, node.kwargs)
+    )
     values = pytree.tree_leaves((node.meta["val"], args, kwargs))
     mode = next((v.fake_mode for v in values if isinstance(v, FakeTensor)), None)
     if mode is None:
@@ -105,7 +116,10 @@ def _refuses(target: Any, error: Exception) -> bool:
     """Whether the arguments are wrong. Otherwise there is no fake kernel (a subclass of RuntimeError), or the operator
     needs more than values, such as a process group.
     """
-    return type(error) in (RuntimeError, ValueError, IndexError) and getattr(target, "namespace", "aten") == "aten"
+    return (
+        type(error) in (RuntimeError, ValueError, IndexError)
+        and getattr(target, "namespace", "aten") == "aten"
+    )
 
 
 def _face(value: Any) -> tuple[Any, ...]:
@@ -115,4 +129,7 @@ def _face(value: Any) -> tuple[Any, ...]:
 
 
 def _told(values: list[Any]) -> str:
-    return ", ".join(f"{described(v)} on {v.device}" if isinstance(v, torch.Tensor) else described(v) for v in values)
+    return ", ".join(
+        f"{described(v)} on {v.device}" if isinstance(v, torch.Tensor) else described(v)
+        for v in values
+    )

@@ -71,12 +71,18 @@ def compare_one(a: Any, b: Any, bound: float | None) -> tuple[str, float]:
     if bound is None or not a.is_floating_point():
         wrong = int((~_same_bits(a, b)).sum())
         relative = _norm_relative(a, b) if wrong and a.is_floating_point() else 0.0
-        return (f"{wrong} of {a.numel()} elements differ, norm-relative {relative:.1e}" if wrong else ""), relative
+        return (
+            f"{wrong} of {a.numel()} elements differ, norm-relative {relative:.1e}" if wrong else ""
+        ), relative
     odd = int(((a.isnan() != b.isnan()) | (a.isinf() != b.isinf()) | (a.isinf() & (a != b))).sum())
     if odd:
         return f"{odd} elements are NaN or infinite in one of the two only", math.inf
     relative = _norm_relative(a, b)
-    return (f"norm-relative difference {relative:.1e}, bound {bound:.1e}" if not relative <= bound else ""), relative
+    return (
+        f"norm-relative difference {relative:.1e}, bound {bound:.1e}"
+        if not relative <= bound
+        else ""
+    ), relative
 
 
 def copies(values: Sequence[Any]) -> list[Any]:
@@ -154,7 +160,11 @@ def verdict(ranks: Sequence[Comparison]) -> Verdict:
     rank = min(range(len(found)), key=lambda r: (SEVERITY.index(found[r].outcome), -ranks[r].worst))
     worst = found[rank]
     evidence = {**worst.evidence, "ranks": [str(v.outcome) for v in found], "worst_rank": rank}
-    where = f"rank {rank}: " if worst.outcome is not Outcome.PASS else f"{len(found)} ranks, the worst: "
+    where = (
+        f"rank {rank}: "
+        if worst.outcome is not Outcome.PASS
+        else f"{len(found)} ranks, the worst: "
+    )
     return Verdict("numerics", worst.outcome, where + worst.message, evidence)
 
 
@@ -162,11 +172,22 @@ def _of_rank(found: Comparison) -> Verdict:
     if found.unknown:
         return Verdict("numerics", Outcome.UNKNOWN, found.unknown)
     if found.others is not None:
-        return Verdict("numerics", Outcome.FAIL, f"{found.outputs} outputs before, {found.others} after")
-    evidence = {"contract": found.contract, "bound": found.bound, "worst": found.worst, "outputs": found.outputs,
-                "wrong": len(found.problems)}
+        return Verdict(
+            "numerics", Outcome.FAIL, f"{found.outputs} outputs before, {found.others} after"
+        )
+    evidence = {
+        "contract": found.contract,
+        "bound": found.bound,
+        "worst": found.worst,
+        "outputs": found.outputs,
+        "wrong": len(found.problems),
+    }
     if found.problems:
         text = f"{len(found.problems)} of {found.outputs} outputs break '{found.contract}'; {found.problems[0]}"
         return Verdict("numerics", Outcome.FAIL, text, evidence)
-    held = "bitwise" if found.bound is None else f"norm-relative at most {found.worst:.1e}, bound {found.bound:.1e}"
+    held = (
+        "bitwise"
+        if found.bound is None
+        else f"norm-relative at most {found.worst:.1e}, bound {found.bound:.1e}"
+    )
     return Verdict("numerics", Outcome.PASS, f"{found.outputs} outputs, {held}", evidence)

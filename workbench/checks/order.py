@@ -44,22 +44,34 @@ def chosen_by(item: RegisteredPass, graphs: tuple[Any, ...], options: Any) -> Ch
 def of_choice(order: ChosenOrder) -> Verdict:
     """How many collectives the order hides; UNKNOWN where it hides none."""
     products = sum(count > 0 for count in order.hidden.values())
-    evidence = {"hidden": len(order.hidden), "with_products": products, "collectives": order.collectives,
-                "estimated_for": order.device}
+    evidence = {
+        "hidden": len(order.hidden),
+        "with_products": products,
+        "collectives": order.collectives,
+        "estimated_for": order.device,
+    }
     if not order.hidden:
         return Verdict("order", Outcome.UNKNOWN, _NONE, evidence)
-    text = (f"{len(order.hidden)} of {order.collectives} collectives have compute to hide behind, {products} of them a "
-            "matmul or an attention")
+    text = (
+        f"{len(order.hidden)} of {order.collectives} collectives have compute to hide behind, {products} of them a "
+        "matmul or an attention"
+    )
     return Verdict("order", Outcome.PASS, text, evidence)
 
 
 def _in_graphs(graphs: Graphs, costs: Callable[[GraphModule], Costs]) -> dict[str, Between]:
-    return {f"{facts_of(g).part} {name}": value for g in graphs for name, value in between(g, costs(g)).items()}
+    return {
+        f"{facts_of(g).part} {name}": value
+        for g in graphs
+        for name, value in between(g, costs(g)).items()
+    }
 
 
 def _in_code(graphs: Graphs, compiled: Graphs, order: ChosenOrder) -> dict[str, Between]:
     found: dict[str, Between] = {}
-    for graph, kernels in zip(graphs, kernels_of(graphs, compiled), strict=False):  # none where nothing was observed
+    for graph, kernels in zip(
+        graphs, kernels_of(graphs, compiled), strict=False
+    ):  # none where nothing was observed
         costs = order.costs(graph)
         needed = {node.name: ms for node, ms in costs.collective.items()}
         times = kernels_ms(kernels, graph, costs.spec)
@@ -73,7 +85,9 @@ def _kept(order: ChosenOrder, now: Mapping[str, Between], where: str) -> Verdict
     evidence = {"hidden": len(order.hidden), "seen": len(seen), "chosen_by": order.by}
     if len(seen) < KEEPS * len(order.hidden):
         unseen = len(order.hidden) - len(seen)
-        return Verdict("order", Outcome.UNKNOWN, _UNSEEN.format(unseen, len(order.hidden)), evidence)
+        return Verdict(
+            "order", Outcome.UNKNOWN, _UNSEEN.format(unseen, len(order.hidden)), evidence
+        )
     bare = [name for name in seen if not now[name].products
             and (order.hidden[name] or now[name].ms < FAR_LESS * now[name].needed_ms)]
     evidence["lost"] = len(bare)
@@ -81,11 +95,16 @@ def _kept(order: ChosenOrder, now: Mapping[str, Between], where: str) -> Verdict
     if len(seen) - len(bare) >= KEEPS * len(seen):
         return Verdict("order", Outcome.PASS, f"{kept}, as {order.by} has placed it", evidence)
     first = now[bare[0]]
-    return Verdict("order", Outcome.FAIL, (
-        f"{kept}, where {order.by} had hidden {len(seen)}; the first lost one is {bare[0]}, with "
-        f"{first.ms:.3f} ms of compute for its {first.needed_ms:.3f} ms, and {first.products} matmuls or attentions "
-        f"(estimated for {order.device})"),
-        evidence | {"first": bare[0]})
+    return Verdict(
+        "order",
+        Outcome.FAIL,
+        (
+            f"{kept}, where {order.by} had hidden {len(seen)}; the first lost one is {bare[0]}, with "
+            f"{first.ms:.3f} ms of compute for its {first.needed_ms:.3f} ms, and {first.products} "
+            f"matmuls or attentions (estimated for {order.device})"
+        ),
+        evidence | {"first": bare[0]},
+    )
 
 
 def kept_after(order: ChosenOrder, graphs: Graphs, where: str) -> Verdict:
@@ -103,7 +122,9 @@ def times_of(step: StepTimeline) -> dict[str, float]:
     return {f"{s.part} {s.name}": s.ms for s in step.collectives if s.part}
 
 
-def in_profile(order: ChosenOrder, step: StepTimeline, ranks: Sequence[Mapping[str, float]] = ()) -> Verdict:
+def in_profile(
+    order: ChosenOrder, step: StepTimeline, ranks: Sequence[Mapping[str, float]] = ()
+) -> Verdict:
     """Whether compute ran for half of each hidden collective's time or more, in a step that a GPU ran.
 
     ranks: `times_of` each rank's step. A collective waits for the rank that comes to it last, and no order hides that:
@@ -117,9 +138,14 @@ def in_profile(order: ChosenOrder, step: StepTimeline, ranks: Sequence[Mapping[s
         return Verdict("order", Outcome.UNKNOWN, (
             f"{len(order.hidden) - len(seen)} of {len(order.hidden)} collectives could not be told apart in the "
             "profile"), evidence)
-    took = {name: min([s.ms, *(times[name] for times in ranks if name in times)]) for name, s in spans.items()}
+    took = {
+        name: min([s.ms, *(times[name] for times in ranks if name in times)])
+        for name, s in spans.items()
+    }
     exposed = {name: max(0.0, s.exposed - (s.ms - took[name])) for name, s in spans.items()}
-    once = sum(max(0.0, exposed[name] - s.shared) for name, s in spans.items())  # overlapping ones count once
+    once = sum(
+        max(0.0, exposed[name] - s.shared) for name, s in spans.items()
+    )  # overlapping ones count once
     alone = [name for name in seen if exposed[name] > 0.5 * took[name]]
     bare = [name for name in alone if spans[name].limit != CPU_LATE]
     late = len(alone) - len(bare)

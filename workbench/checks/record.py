@@ -107,7 +107,9 @@ class PassRecord:
 
     def fork(self, known: Known) -> PassRecord:
         """The same record of another run, which may be partitioned otherwise."""
-        readings = {read: found for read, found in self._readings.items() if read is not _effect_of_tags}
+        readings = {
+            read: found for read, found in self._readings.items() if read is not _effect_of_tags
+        }
         return replace(self, known=known, _readings=readings)
 
     def reading(self, read: Callable[[PassRecord], T]) -> T:
@@ -206,7 +208,9 @@ def _lost_order(record: PassRecord, known: Known) -> str:
 
 def _behind(record: PassRecord, known: Known) -> list[PassRecord]:
     """The records behind this one, up to one that chooses an order itself."""
-    place = next((i for i, other in enumerate(known.records) if other is record), len(known.records))
+    place = next(
+        (i for i, other in enumerate(known.records) if other is record), len(known.records)
+    )
     later = known.records[place + 1:]
     end = next((i for i, other in enumerate(later) if other.chosen is not None), len(later))
     return later[:end]

@@ -33,7 +33,11 @@ class Spec(NamedTuple):
     device: str = ""
 
     def __str__(self) -> str:
-        return f"{self.dtype}[{', '.join(self.shape)}] on {self.device}" if self.kind == "tensor" else self.kind
+        return (
+            f"{self.dtype}[{', '.join(self.shape)}] on {self.device}"
+            if self.kind == "tensor"
+            else self.kind
+        )
 
 
 def spec_of(value: Any) -> Spec:
@@ -89,28 +93,45 @@ def same_program(before: torch.fx.GraphModule, after: torch.fx.GraphModule) -> b
         return False
     twin: dict[torch.fx.Node, torch.fx.Node] = {}
     for a, b in zip(before.graph.nodes, after.graph.nodes, strict=True):
-        if a.name != b.name or a.op != b.op or a.target != b.target or a.meta.get("val") is not b.meta.get("val"):
+        if (
+            a.name != b.name
+            or a.op != b.op
+            or a.target != b.target
+            or a.meta.get("val") is not b.meta.get("val")
+        ):
             return False
-        if not same_arguments((a.args, a.kwargs), (b.args, b.kwargs), lambda a, b: twin.get(a) is b):
+        if not same_arguments(
+            (a.args, a.kwargs), (b.args, b.kwargs), lambda a, b: twin.get(a) is b
+        ):
             return False
         twin[a] = b
     return True
 
 
-def same_arguments(a: Any, b: Any, same_node: Callable[[torch.fx.Node, torch.fx.Node], bool]) -> bool:
+def same_arguments(
+    a: Any, b: Any, same_node: Callable[[torch.fx.Node, torch.fx.Node], bool]
+) -> bool:
     """Whether nested arguments are equal: nodes by `same_node`, constants by type and value."""
     if isinstance(a, torch.fx.Node) and isinstance(b, torch.fx.Node):
         return same_node(a, b)
     if isinstance(a, list | tuple) and isinstance(b, list | tuple):
-        return len(a) == len(b) and all(same_arguments(x, y, same_node) for x, y in zip(a, b, strict=True))
+        return len(a) == len(b) and all(
+            same_arguments(x, y, same_node) for x, y in zip(a, b, strict=True)
+        )
     if isinstance(a, dict) and isinstance(b, dict):
-        return a.keys() == b.keys() and all(same_arguments(value, b[key], same_node) for key, value in a.items())
+        return a.keys() == b.keys() and all(
+            same_arguments(value, b[key], same_node) for key, value in a.items()
+        )
     return a is b or (type(a) is type(b) and bool(a == b))
 
 
 def _spec(node: torch.fx.Node) -> Spec:
     """Of a boundary value; of a copy on the host, that of the value on the device."""
-    copied = [u for u in node.users if host_copy(u.target) == "to_device"] if node.op == "placeholder" else []
+    copied = (
+        [u for u in node.users if host_copy(u.target) == "to_device"]
+        if node.op == "placeholder"
+        else []
+    )
     if node.op == "call_function" and waits(node.target) and on_host(node.all_input_nodes[0]):
         copied = node.all_input_nodes[1:2]
     return spec_of((copied or [node])[0].meta.get("val"))

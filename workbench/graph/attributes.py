@@ -30,7 +30,9 @@ def changed_attributes(before: Mapping[str, Any], after: Mapping[str, Any]) -> l
     """The names of the attributes that are another, have come or are gone."""
     missing = object()
     names = dict.fromkeys([*before, *after])
-    return [name for name in names if not _same(before.get(name, missing), after.get(name, missing))]
+    return [
+        name for name in names if not _same(before.get(name, missing), after.get(name, missing))
+    ]
 
 
 def _copy(value: Any, depth: int = 0) -> Any:
@@ -47,7 +49,9 @@ def _same(before: Any, after: Any) -> bool:
     if before is after:
         return True
     if isinstance(before, dict) and isinstance(after, dict):
-        return before.keys() == after.keys() and all(_same(item, after[key]) for key, item in before.items())
+        return before.keys() == after.keys() and all(
+            _same(item, after[key]) for key, item in before.items()
+        )
     if isinstance(before, list) and isinstance(after, list):
         return len(before) == len(after) and all(map(_same, before, after))
     if isinstance(before, np.ndarray) and isinstance(after, np.ndarray):

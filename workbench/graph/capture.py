@@ -148,7 +148,9 @@ def title(authored: Authored) -> str:
 def authored_facts(authored: Authored) -> GraphFacts:
     """What passes may read of the world and the model, for the joint graph."""
     sizes = {name: authored.axes[axis.split(".")[0]] for axis, name in authored.groups.items()}
-    return GraphFacts("joint", dict(authored.groups), sizes, authored.world.kind, list(authored.buckets))
+    return GraphFacts(
+        "joint", dict(authored.groups), sizes, authored.world.kind, list(authored.buckets)
+    )
 
 
 @no_exit()
@@ -225,7 +227,9 @@ def _save_draws(graph: GraphModule) -> None:
 def _read_sizes_of_results(graph: GraphModule) -> None:
     """A size is read from what a collective gave, and not from the handle, which a partitioner would save for it."""
     for start in calls_of(graph.graph, lambda target: collective_kind(target) is not None):
-        waits = [user for user in start.users if user.op == "call_function" and is_wait(user.target)]
+        waits = [
+            user for user in start.users if user.op == "call_function" and is_wait(user.target)
+        ]
         for user in list(start.users):
             if waits and user.op == "call_function" and reads_shape(user.target):
                 user.replace_input_with(start, waits[0])

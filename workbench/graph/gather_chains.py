@@ -17,7 +17,11 @@ def gather_chains(graph: GraphModule) -> Iterator[tuple[Node, list[Node]]]:
     up to the first operator that computes or reads anything else.
     """
     flow = Flow(graph)
-    gathered = {flow.parameters(gather) for gather in parameter_gathers(graph, flow) if not is_backward(gather)}
+    gathered = {
+        flow.parameters(gather)
+        for gather in parameter_gathers(graph, flow)
+        if not is_backward(gather)
+    }
     for placeholder in graph.graph.find_nodes(op="placeholder"):
         alone = frozenset([placeholder])
         chain: dict[Node, None] = {}

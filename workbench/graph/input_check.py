@@ -32,21 +32,31 @@ class InputCheck:
     def require(self, step: str, batch: Sequence[Any]) -> None:
         """Raise WorkbenchError for the first input that is of another kind. step: its title, for the message."""
         if len(batch) != len(self.inputs):
-            raise WorkbenchError(f"the compiled step of {step} takes {len(self.inputs)} inputs, as at the capture, and "
-                                 f"got {len(batch)}")
+            raise WorkbenchError(
+                f"the compiled step of {step} takes {len(self.inputs)} inputs, as at the capture, and "
+                f"got {len(batch)}"
+            )
         for number, (captured, value) in enumerate(zip(self.inputs, batch, strict=True), 1):
             described = _described(value)
             if described != captured:
                 name = next(name for name in captured if described.get(name) != captured[name])
                 now = described.get(name, "absent")
-                raise WorkbenchError(f"the compiled step of {step}: the {name} of input {number} was {captured[name]} "
-                                     f"at the capture and is {now}: capture again with such inputs, or convert it")
+                raise WorkbenchError(
+                    f"the compiled step of {step}: the {name} of input {number} was {captured[name]} "
+                    f"at the capture and is {now}: capture again with such inputs, or convert it"
+                )
         if self.writes and _shared(batch) != self.shared:
-            raise WorkbenchError(f"the compiled step of {step} writes into its inputs, and other inputs than at the "
-                                 "capture share memory: give each its own with .clone()")
+            raise WorkbenchError(
+                f"the compiled step of {step} writes into its inputs, and other inputs than at the "
+                "capture share memory: give each its own with .clone()"
+            )
 
 
-_DTYPES = {dtype: str(dtype).removeprefix("torch.") for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
+_DTYPES = {
+    dtype: str(dtype).removeprefix("torch.")
+    for dtype in vars(torch).values()
+    if isinstance(dtype, torch.dtype)
+}
 
 
 def _described(value: Any) -> dict[str, Any]:
@@ -60,4 +70,6 @@ def _shared(batch: Sequence[Any]) -> list[int]:
     """For each tensor the first that it shares memory with: itself, where there is none before it."""
     places: dict[int, int] = {}
     tensors = [value for value in batch if isinstance(value, torch.Tensor) and not value.is_meta]
-    return [places.setdefault(tensor.untyped_storage()._cdata, i) for i, tensor in enumerate(tensors)]
+    return [
+        places.setdefault(tensor.untyped_storage()._cdata, i) for i, tensor in enumerate(tensors)
+    ]

@@ -27,7 +27,9 @@ def constraints(gm: GraphModule) -> dict[Node, set[Node]]:
     last_random: Node | None = None
     for node in gm.graph.nodes:
         needed = set(node.all_input_nodes)
-        roots[node] = frozenset().union(*(roots[n] for n in aliased_inputs(node))) or frozenset({node})
+        roots[node] = frozenset().union(*(roots[n] for n in aliased_inputs(node))) or frozenset(
+            {node}
+        )
         written = {root for n in written_inputs(node) for root in roots[n]}
         for root in {root for n in node.all_input_nodes for root in roots[n]}:
             needed |= {writer[root]} if root in writer else set()
@@ -43,7 +45,9 @@ def constraints(gm: GraphModule) -> dict[Node, set[Node]]:
     return needs
 
 
-def units_of(gm: GraphModule, needs: dict[Node, set[Node]], *, fused: bool) -> tuple[list[list[Node]], list[set[int]]]:
+def units_of(
+    gm: GraphModule, needs: dict[Node, set[Node]], *, fused: bool
+) -> tuple[list[list[Node]], list[set[int]]]:
     """What moves as one, in an order of the graph, and the units that must come before each.
 
     fused: the nodes of a kernel that a compiler would fuse, with their views; otherwise each node. A compiler calls a
@@ -61,7 +65,9 @@ def units_of(gm: GraphModule, needs: dict[Node, set[Node]], *, fused: bool) -> t
         for needed in needs[node]:
             if unit_of[needed] != unit_of[node]:
                 before.add_edge(unit_of[needed], unit_of[node])
-    if not nx.is_directed_acyclic_graph(before):  # writes tie kernels together that could otherwise be fused
+    if not nx.is_directed_acyclic_graph(
+        before
+    ):  # writes tie kernels together that could otherwise be fused
         return units_of(gm, needs, fused=False)
     order = list(nx.lexicographical_topological_sort(before))
     place = {unit: i for i, unit in enumerate(order)}

@@ -48,7 +48,9 @@ class Step:
                 close()
 
     def __repr__(self) -> str:
-        bodies = ["open" if slot.body is None else type(slot.body).__name__ for slot in self.split.slots]
+        bodies = [
+            "open" if slot.body is None else type(slot.body).__name__ for slot in self.split.slots
+        ]
         return f"{type(self).__name__}({title(self.pair.authored)}: {', '.join(bodies)})"
 
 
@@ -64,7 +66,9 @@ class CompiledStep(Step):
         self.pair.inputs.require(title(self.pair.authored), batch)
         parameters = dict(self.module.named_parameters(remove_duplicate=False))
         buffers = dict(self.module.named_buffers(remove_duplicate=False))
-        flat = [parameters[n] for n in self.pair.parameters] + [buffers[n] for n in self.pair.buffers]
+        flat = [parameters[n] for n in self.pair.parameters] + [
+            buffers[n] for n in self.pair.buffers
+        ]
         return self.pair.function(*flat, *batch)
 
     def once(self, *batch: Any) -> None:
@@ -93,7 +97,10 @@ class PairFunction:
 
     def forward(self, given: Sequence[Any]) -> tuple[torch.Tensor, list[Any]]:
         """The loss, and what the backward takes before the tangent."""
-        values, held = list(self.bodies[0](self.inputs(given))), dict(zip(self.names, given, strict=False))
+        values, held = (
+            list(self.bodies[0](self.inputs(given))),
+            dict(zip(self.names, given, strict=False)),
+        )
         for name, value in zip(self.writes, values, strict=False):
             shard_of(held[name]).copy_(value)
         loss, *saved = values[len(self.writes):]
@@ -103,18 +110,27 @@ class PairFunction:
         """For each of `given` its gradient, or None. Empties `saved`."""
         saved.append(tangent)
         outputs = zip(self.gradients, self.bodies[1](saved), strict=True)
-        found = {name: value for name, value in outputs if isinstance(value, torch.Tensor)}  # no mesh
+        found = {
+            name: value for name, value in outputs if isinstance(value, torch.Tensor)
+        }  # no mesh
         names = [*self.names, *[None] * (len(given) - len(self.names))]
-        return [_like(found.get(name), value) if name else None for name, value in zip(names, given, strict=True)]
+        return [
+            _like(found.get(name), value) if name else None
+            for name, value in zip(names, given, strict=True)
+        ]
 
 
 def _shards(given: Sequence[Any]) -> list[Any]:
     return [shard_of(value) if isinstance(value, torch.Tensor) else value for value in given]
 
 
-def inputs_by_name(forward: GraphModule, names: Sequence[str]) -> Callable[[Sequence[Any]], list[Any]]:
+def inputs_by_name(
+    forward: GraphModule, names: Sequence[str]
+) -> Callable[[Sequence[Any]], list[Any]]:
     """What the forward takes of tensors of these names and a batch: shards, their meshes, and the batch."""
-    inputs = [(aot.parameter_of(n), n.meta["val"]) for n in forward.graph.find_nodes(op="placeholder")]
+    inputs = [
+        (aot.parameter_of(n), n.meta["val"]) for n in forward.graph.find_nodes(op="placeholder")
+    ]
 
     def take(values: Sequence[Any]) -> list[Any]:
         by_name, batch = dict(zip(names, values, strict=False)), iter(values[len(names):])
@@ -123,7 +139,9 @@ def inputs_by_name(forward: GraphModule, names: Sequence[str]) -> Callable[[Sequ
             if name is None:
                 taken.append(next(batch))
             else:
-                taken.append(by_name[name].device_mesh if layout is None else shard_of(by_name[name]))
+                taken.append(
+                    by_name[name].device_mesh if layout is None else shard_of(by_name[name])
+                )
         return taken
 
     return take
@@ -160,8 +178,10 @@ class _Differentiable(torch.autograd.Function):
     def backward(ctx: Any, tangent: torch.Tensor) -> Any:  # type: ignore[override]
         saved, ctx.saved = ctx.saved, None
         if saved is None:
-            raise WorkbenchError(f"the compiled step of {ctx.pair.title}: its backward ran already, and what its "
-                                 "forward saved is freed: run the forward again")
+            raise WorkbenchError(
+                f"the compiled step of {ctx.pair.title}: its backward ran already, and what its "
+                "forward saved is freed: run the forward again"
+            )
         return None, *ctx.pair.backward(saved, tangent, ctx.given)
 
 

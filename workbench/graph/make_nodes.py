@@ -32,7 +32,9 @@ def refresh_views(gm: GraphModule, fresh: set[Node]) -> None:
 
 def fake_mode_of(gm: GraphModule) -> Any:
     """The fake mode of the graph's values, or None."""
-    return detect_fake_mode([v for n in gm.graph.nodes if isinstance(v := n.meta.get("val"), torch.Tensor)])
+    return detect_fake_mode(
+        [v for n in gm.graph.nodes if isinstance(v := n.meta.get("val"), torch.Tensor)]
+    )
 
 
 class NodeMaker:

@@ -34,7 +34,9 @@ def require_trainable(authored: Authored, graph: GraphModule, args: tuple[Any, .
     module without a recipe may return anything that its caller can call `backward` on.
     """
     module = authored.module
-    problems = chain(_of_parameters(module), _of_results(authored, graph, args), _of_writes(module, graph))
+    problems = chain(
+        _of_parameters(module), _of_results(authored, graph, args), _of_writes(module, graph)
+    )
     if problem := next(problems, ""):
         raise WorkbenchError(f"{named(authored)}: {problem}")
 
@@ -61,8 +63,10 @@ def not_captured(authored: Authored, error: Exception, *, by: str = "joint") -> 
     at = f" at {line}" if line else ""
     load_plugins()
     others = [f'or try capture "{name}"' for name in KINDS["capture"] if name != by]
-    return (f"{named(authored)}: {where} cannot be captured{at}: {type(error).__name__}: {reason(error)}: change that "
-            + ", ".join(["line", "or do it outside of the captured module", *others]))
+    return (
+        f"{named(authored)}: {where} cannot be captured{at}: {type(error).__name__}: {reason(error)}: change that "
+        + ", ".join(["line", "or do it outside of the captured module", *others])
+    )
 
 
 def _of_parameters(module: nn.Module) -> Iterator[str]:
@@ -70,17 +74,23 @@ def _of_parameters(module: nn.Module) -> Iterator[str]:
     if not parameters:
         yield "it has no parameters, and so nothing to train: give it an nn.Parameter"
     elif not any(p.requires_grad for p in parameters.values()):
-        yield (f"all of its parameters are frozen, {next(iter(parameters))} first: call requires_grad_() on those that "
-               "are to be trained")
+        yield (
+            f"all of its parameters are frozen, {next(iter(parameters))} first: call requires_grad_() on those that "
+            "are to be trained"
+        )
     for name, parameter in parameters.items():
         if parameter.dtype.is_complex:
-            yield (f"parameter {name} is {_short(parameter.dtype)}, and shards and gradients are real: store it as a "
-                   "real parameter of shape (..., 2), and read it through torch.view_as_complex")
+            yield (
+                f"parameter {name} is {_short(parameter.dtype)}, and shards and gradients are real: store it as a "
+                "real parameter of shape (..., 2), and read it through torch.view_as_complex"
+            )
     for path, part in module.named_modules():
         if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse:
             where = f"module {path} ({type(part).__name__})" if path else "it"
-            yield (f"{where} makes sparse gradients, which can be neither captured nor reduced over ranks: build it "
-                   "with sparse=False")
+            yield (
+                f"{where} makes sparse gradients, which can be neither captured nor reduced over ranks: build it "
+                "with sparse=False"
+            )
 
 
 def _of_results(authored: Authored, graph: GraphModule, args: tuple[Any, ...]) -> Iterator[str]:
@@ -89,18 +99,29 @@ def _of_results(authored: Authored, graph: GraphModule, args: tuple[Any, ...]) -
     values = [(node, _value(node)) for node in results if isinstance(node, Node)]
     if not values:
         yield NO_TENSOR
-    elif authored.recipe is not None and (kind := aot.kind_of_result(graph, [v for _, v in values], args)) != "tensor":
+    elif (
+        authored.recipe is not None
+        and (kind := aot.kind_of_result(graph, [v for _, v in values], args)) != "tensor"
+    ):
         shapes = ", ".join(str(list(value.shape)) for _, value in values)
-        yield (f"its forward returns a {kind} of {counted(len(values), 'tensor')}, of shapes {shapes}: return the mean "
-               "loss alone, a scalar tensor")
+        yield (
+            f"its forward returns a {kind} of {counted(len(values), 'tensor')}, of shapes {shapes}: return the mean "
+            "loss alone, a scalar tensor"
+        )
     for node, value in values[:1] if authored.recipe is not None else ():
         if value.dim() or not value.dtype.is_floating_point:
             made = f", made in module {module_path(node)}" if module_path(node) else ""
-            what = f"a tensor of shape {list(value.shape)}" if value.dim() else f"a scalar in {_short(value.dtype)}"
+            what = (
+                f"a tensor of shape {list(value.shape)}"
+                if value.dim()
+                else f"a scalar in {_short(value.dtype)}"
+            )
             yield f"its forward returns {what}{made}: return the mean loss, a real floating-point scalar"
     if values and not any(value.requires_grad for _, value in values):
-        yield ("what its forward returns depends on no parameter that requires a gradient: look for detach, no_grad, "
-               "argmax, or a cast to integers on its way")
+        yield (
+            "what its forward returns depends on no parameter that requires a gradient: look for detach, no_grad, "
+            "argmax, or a cast to integers on its way"
+        )
 
 
 def _of_writes(module: nn.Module, graph: GraphModule) -> Iterator[str]:
@@ -115,15 +136,21 @@ def _of_writes(module: nn.Module, graph: GraphModule) -> Iterator[str]:
         todo, own = list(node.users), {_key(_value(node))}
         while todo:
             read = todo.pop()
-            name = read.target if isinstance(read.target, str) else getattr(read.target, "__name__", "")
+            name = (
+                read.target
+                if isinstance(read.target, str)
+                else getattr(read.target, "__name__", "")
+            )
             if name not in _READS or not isinstance(value := _value(read), torch.Tensor):
                 continue
             todo += read.users
             if node.users and read in node.users:
                 own.add(_key(value))
             elif value._version and _key(value) not in own:
-                yield (f"parameter {names[str(node.target)]} is written in the forward, where it is a gathered copy, "
-                       "and its shards would keep their values: write between the steps, under torch.no_grad()")
+                yield (
+                    f"parameter {names[str(node.target)]} is written in the forward, where it is a gathered copy, "
+                    "and its shards would keep their values: write between the steps, under torch.no_grad()"
+                )
 
 
 _READS = {"to_local", "from_local", "redistribute", "to", "detach", "_get_data_attr"}
@@ -156,16 +183,23 @@ def refuse_padding(module: nn.Module) -> None:
     padded: dict[tuple[str, int], list[tuple[int, str]]] = {}
     for name, param in module.named_parameters():
         if isinstance(param, DTensor):
-            for axis, parts, placement in zip(param.device_mesh.mesh_dim_names or (), param.device_mesh.shape,
-                                              param.placements, strict=True):
+            for axis, parts, placement in zip(
+                param.device_mesh.mesh_dim_names or (),
+                param.device_mesh.shape,
+                param.placements,
+                strict=True,
+            ):
                 size = 0 if placement.is_replicate() else param.shape[placement.dim]  # type: ignore[attr-defined]
                 if size % parts:
                     pieces = parts - size // -(-size // parts)
                     padded.setdefault((axis, parts), []).append((pieces, f"{name} has {size}"))
     count = sum(pieces for found in padded.values() for pieces, _ in found)
     if count > MOST_PADDED:
-        (axis, parts), found = max(padded.items(), key=lambda item: sum(pieces for pieces, _ in item[1]))
+        (axis, parts), found = max(
+            padded.items(), key=lambda item: sum(pieces for pieces, _ in item[1])
+        )
         raise AuthoringError(
             f"mesh axis {axis} of {parts:,} ranks does not divide the rows of {len(found)} parameters "
             f"({max(found)[1]}): torch pads the pieces one by one, {count:,} of them, and a capture takes "
-            f"{MOST_PADDED:,} at most: make the axis smaller, or take sizes that it divides")
+            f"{MOST_PADDED:,} at most: make the axis smaller, or take sizes that it divides"
+        )

@@ -87,7 +87,9 @@ class Partitioned:
         self.facts.results = len(output_values(self.forward)) - len(kept)
         self.facts.saved_order = tuple(map(kept.index, taken))
         # torch's CSE keeps one of equal nodes, whatever their regions: passes compare with what was there before
-        self.facts.captured_regions = {part: sorted(names) for part, names in named_regions(joint).items()}
+        self.facts.captured_regions = {
+            part: sorted(names) for part, names in named_regions(joint).items()
+        }
         for part, graph in zip(PARTS, self.graphs, strict=True):
             set_facts(graph, facts_of(joint).of(part, self.facts))
 
@@ -189,12 +191,18 @@ def partition(joint: JointGraph, by: str = "min_cut") -> ForwardBackward:
         pair: ForwardBackward = joint.cut(joint)
         return pair
     if by not in partitioning.PARTITIONERS:
-        raise WorkbenchError(f"partition(..., by={by!r}): by must be one of {', '.join(partitioning.PARTITIONERS)}")
+        raise WorkbenchError(
+            f"partition(..., by={by!r}): by must be one of {', '.join(partitioning.PARTITIONERS)}"
+        )
     with joint, joint.contexts.again():
         made = joint.graph
-        joint.graph = aot.clone(made)  # torch edits the graph, and the last pass's record keeps the one it made
+        joint.graph = aot.clone(
+            made
+        )  # torch edits the graph, and the last pass's record keeps the one it made
         try:
-            function, forward, backward = partitioning.compile_joint(joint.export, by, facts_of(made).partition_options)
+            function, forward, backward = partitioning.compile_joint(
+                joint.export, by, facts_of(made).partition_options
+            )
         finally:
             joint.graph = made
     pair = ForwardBackward((forward, backward), joint.authored, joint.parameters, joint.buffers, function, joint.inputs,

@@ -23,7 +23,11 @@ from workbench.torch_api.ops import op_name, short_name
 
 
 def find_nodes(
-    gm: GraphModule, *, op: str | Callable[..., Any] | None = None, module: str | None = None, line: str | None = None
+    gm: GraphModule,
+    *,
+    op: str | Callable[..., Any] | None = None,
+    module: str | None = None,
+    line: str | None = None,
 ) -> list[Node]:
     """The operator nodes of a graph that meet all given conditions, in node order.
 
@@ -42,7 +46,9 @@ def find_nodes(
     if line is not None:
         file, _, number = line.rpartition(":")
         if not file or not number.isdigit():
-            raise WorkbenchError(f"line {line!r}: expected a file and a line, such as 'llama3.py:98'")
+            raise WorkbenchError(
+                f"line {line!r}: expected a file and a line, such as 'llama3.py:98'"
+            )
         there = set(nodes_from_line(gm, file, int(number)))
         nodes = [n for n in nodes if n in there]
     return nodes
@@ -51,7 +57,9 @@ def find_nodes(
 def _is_called(node: Node, op: str | Callable[..., Any]) -> bool:
     if not isinstance(op, str):
         return op in (node.target, getattr(node.target, "overloadpacket", None))
-    return any(fnmatchcase(name, op) for name in (op_name(node.target), short_name(node), str(node.target)))
+    return any(
+        fnmatchcase(name, op) for name in (op_name(node.target), short_name(node), str(node.target))
+    )
 
 
 def _modules(nodes: Sequence[Node], pattern: str) -> list[str]:
@@ -79,7 +87,9 @@ class Replaced:
         return self.count > 0
 
     def __repr__(self) -> str:
-        return f"{self.count} replaced" + (f": {self.near_miss}" if self.near_miss else f", {len(self.nodes)} new")
+        return f"{self.count} replaced" + (
+            f": {self.near_miss}" if self.near_miss else f", {len(self.nodes)} new"
+        )
 
 
 def replace_pattern(
@@ -111,7 +121,9 @@ def replace_pattern(
         raise WorkbenchError(f"the pattern takes {count} inputs, and {len(examples)} were given")
     misses = []
     for table in (None, lowering.decomposition_table()):
-        wanted, instead = (_traced(function, examples, table) for function in (pattern, replacement))
+        wanted, instead = (
+            _traced(function, examples, table) for function in (pattern, replacement)
+        )
         rank, miss = _near_miss(gm, wanted)
         if not miss:
             matched = matches(wanted.graph, gm.graph)
@@ -124,25 +136,37 @@ def _count(function: Callable[..., Any]) -> int:
     try:
         return len(inspect.signature(function).parameters)
     except (TypeError, ValueError):  # built in
-        raise WorkbenchError(f"{function!r} does not say how many inputs it takes: wrap it in a lambda") from None
+        raise WorkbenchError(
+            f"{function!r} does not say how many inputs it takes: wrap it in a lambda"
+        ) from None
 
 
-def _traced(function: Callable[..., Any], inputs: Sequence[torch.Tensor], table: Any) -> GraphModule:
+def _traced(
+    function: Callable[..., Any], inputs: Sequence[torch.Tensor], table: Any
+) -> GraphModule:
     name = getattr(function, "__name__", "the function")
     try:
         traced = make_fx(function, decomposition_table=table)(*inputs)
     except Exception as error:
-        raise WorkbenchError(f"{name} cannot be traced: {type(error).__name__}: {error}: give `inputs` like those in "
-                             "the graph") from error
+        raise WorkbenchError(
+            f"{name} cannot be traced: {type(error).__name__}: {error}: give `inputs` like those in "
+            "the graph"
+        ) from error
     if constant := [n for n in traced.graph.nodes if n.op == "get_attr"]:
-        raise WorkbenchError(f"{name} makes a tensor of its own, {constant[0].target}: make it an input")
+        raise WorkbenchError(
+            f"{name} makes a tensor of its own, {constant[0].target}: make it an input"
+        )
     traced.graph.eliminate_dead_code()
     return traced
 
 
 def _one_sided(match: Any) -> bool:
     """Whether a match lies in the forward or in the backward as a whole."""
-    tags = {node.meta.get("partitioner_tag") for pn, node in match.nodes_map.items() if pn.op == "call_function"}
+    tags = {
+        node.meta.get("partitioner_tag")
+        for pn, node in match.nodes_map.items()
+        if pn.op == "call_function"
+    }
     return len(tags) == 1
 
 
@@ -157,16 +181,22 @@ def _near_miss(gm: GraphModule, wanted: GraphModule) -> tuple[int, str]:
         if not gm.graph.find_nodes(op="call_function", target=node.target):
             return 2, f"the graph has no {node.target}"
     if places := matches(wanted.graph, gm.graph):
-        return 0, "" if any(map(_one_sided, places)) else f"{len(places)} places lie in the forward and in the backward"
+        return 0, "" if any(
+            map(_one_sided, places)
+        ) else f"{len(places)} places lie in the forward and in the backward"
     if places := matches(wanted.graph, gm.graph, contained=False):
         inner, reader = next(leak for place in places for leak in leaks(wanted.graph, place))
-        return 0, (f"{len(places)} places but for this: {inner.name} is read outside, by {reader}; return it from the "
-                   "pattern and from the replacement")
+        return 0, (
+            f"{len(places)} places but for this: {inner.name} is read outside, by {reader}; return it from the "
+            "pattern and from the replacement"
+        )
     if places := matches(wanted.graph, gm.graph, contained=False, literals=False):
         pairs = [(pn, gn) for pn, gn in places[0].nodes_map.items() if pn.op == "call_function"]
         pn, gn = next(pair for pair in pairs if _literals(pair[0]) != _literals(pair[1]))
-        return 0, (f"{len(places)} places but for numbers in arguments: {gn.name} has {_literals(gn)}, the pattern "
-                   f"{_literals(pn)}")
+        return 0, (
+            f"{len(places)} places but for numbers in arguments: {gn.name} has {_literals(gn)}, the pattern "
+            f"{_literals(pn)}"
+        )
     return 1, "its operators are in the graph, and nowhere joined like this"
 
 
@@ -185,14 +215,23 @@ class _Place:
         self.inputs = dict(zip(instead.graph.find_nodes(op="placeholder"), sources, strict=True))
         old, new = output_values(wanted), output_values(instead)
         if len(old) != len(new):
-            raise WorkbenchError(f"the pattern returns {len(old)} values, and the replacement {len(new)}")
+            raise WorkbenchError(
+                f"the pattern returns {len(old)} values, and the replacement {len(new)}"
+            )
         if any(not isinstance(n, Node) or n.op == "placeholder" for n in old):
-            raise WorkbenchError("the pattern returns an input, or no tensor: return what it computes")
-        self.results: list[tuple[Node, Any]] = [(nodes[n], m) for n, m in zip(old, new, strict=True)]
+            raise WorkbenchError(
+                "the pattern returns an input, or no tensor: return what it computes"
+            )
+        self.results: list[tuple[Node, Any]] = [
+            (nodes[n], m) for n, m in zip(old, new, strict=True)
+        ]
 
     def values(self, mode: Any) -> dict[Node, Any]:
         """The fake value of each node of the replacement. Raises WorkbenchError where a result would differ."""
-        known = {n: value.meta["val"] if isinstance(value, Node) else value for n, value in self.inputs.items()}
+        known = {
+            n: value.meta["val"] if isinstance(value, Node) else value
+            for n, value in self.inputs.items()
+        }
         for node in self.instead.graph.nodes:
             if node.op == "call_function":
                 args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), known.__getitem__)
@@ -200,12 +239,16 @@ class _Place:
                     with mode or contextlib.nullcontext():
                         known[node] = node.target(*args, **kwargs)
                 except Exception as error:
-                    raise WorkbenchError(f"in the place of {self.old[0].name}, the replacement's {node.target} raised "
-                                         f"{type(error).__name__}: {error}") from error
+                    raise WorkbenchError(
+                        f"in the place of {self.old[0].name}, the replacement's {node.target} raised "
+                        f"{type(error).__name__}: {error}"
+                    ) from error
         for old, new in self.results:
             was, now = _like(old.meta["val"]), _like(known[new] if isinstance(new, Node) else new)
             if was != now:
-                raise WorkbenchError(f"the replacement of {old.name} would give {now}, and it gives {was}")
+                raise WorkbenchError(
+                    f"the replacement of {old.name} would give {now}, and it gives {was}"
+                )
         return known
 
     def needed(self, result: Any) -> set[Node]:
@@ -221,8 +264,10 @@ class _Place:
             for node in self.needed(result) & self.inputs.keys():
                 source = self.inputs[node]
                 if isinstance(source, Node) and order[source] > order[old]:
-                    raise WorkbenchError(f"the replacement of {old.name} would read {source.name}, which comes after "
-                                         "it")
+                    raise WorkbenchError(
+                        f"the replacement of {old.name} would read {source.name}, which comes after "
+                        "it"
+                    )
 
 
 def _like(value: Any) -> str:
@@ -242,15 +287,22 @@ def _replace(gm: GraphModule, places: Sequence[_Place]) -> Replaced:
     replaced: dict[Node, Any] = {}
     for place, values in zip(places, known, strict=True):
         added += _put(gm, place, values, order, replaced)
-    for node in sorted((n for place in places for n in place.old), key=order.__getitem__, reverse=True):
+    for node in sorted(
+        (n for place in places for n in place.old), key=order.__getitem__, reverse=True
+    ):
         gm.graph.erase_node(node)
     refresh_views(gm, set(added))
     gm.recompile()
     return Replaced(len(places), tuple(added))
 
 
-def _put(gm: GraphModule, place: _Place, values: dict[Node, Any], order: dict[Node, int], replaced: dict[Node, Any]
-         ) -> list[Node]:
+def _put(
+    gm: GraphModule,
+    place: _Place,
+    values: dict[Node, Any],
+    order: dict[Node, int],
+    replaced: dict[Node, Any],
+) -> list[Node]:
     """Insert the replacement of each result where the old result was, so that the graph keeps its order.
 
     replaced: what stands for results of this and of earlier places; it grows.
@@ -263,13 +315,17 @@ def _put(gm: GraphModule, place: _Place, values: dict[Node, Any], order: dict[No
     left, added = list(place.old), []
     for old, result in sorted(place.results, key=lambda pair: order[pair[0]]):
         needed = place.needed(result)
-        missing = [node for node in place.instead.graph.nodes if node in needed and node not in copies]
+        missing = [
+            node for node in place.instead.graph.nodes if node in needed and node not in copies
+        ]
         with gm.graph.inserting_before(old):
             for node in missing:
                 copies[node] = copy = gm.graph.node_copy(node, copies.__getitem__)
                 twin = next((n for n in left if n.target == node.target), None)
                 copy.meta = origin_of(twin or old) | {"val": values[node]}
-                if twin is None:  # else it would read as a part of the operator in whose place it stands
+                if (
+                    twin is None
+                ):  # else it would read as a part of the operator in whose place it stands
                     copy.meta.pop("original_aten", None)
                 else:
                     left.remove(twin)

@@ -26,19 +26,29 @@ class Rehearsal:
         self._made: list[Any] = []
         self._kept: list[Any] = []
 
-    def record(self, body: Callable[[list[Any]], Any], inputs: list[Any]) -> tuple[Callable[[], None], list[Any]]:
+    def record(
+        self, body: Callable[[list[Any]], Any], inputs: list[Any]
+    ) -> tuple[Callable[[], None], list[Any]]:
         """The replay as a function, and the outputs that it writes to. They hold NaN: a recording computes nothing.
 
         A replaced parameter is kept alive. A CUDA graph would read whatever its old memory holds by then.
         """
         made = set(map(_address, self._made))
         # detached: `p.data = ...` would change the memory of `p`. Not what we made: saved tensors would seem in use
-        self._kept += [v.detach() for v in inputs if isinstance(v, torch.Tensor) and _address(v) not in made]
+        self._kept += [
+            v.detach() for v in inputs if isinstance(v, torch.Tensor) and _address(v) not in made
+        ]
         given = set(map(_address, inputs))
         fixed = [_at_address(value) for value in inputs]
-        with restoring(dict.fromkeys(v for v in fixed if isinstance(v, torch.Tensor))):  # the step may write its inputs
+        with restoring(
+            dict.fromkeys(v for v in fixed if isinstance(v, torch.Tensor))
+        ):  # the step may write its inputs
             outputs = list(body(list(fixed)))
-        fresh = [value for value in outputs if isinstance(value, torch.Tensor) and _address(value) not in given]
+        fresh = [
+            value
+            for value in outputs
+            if isinstance(value, torch.Tensor) and _address(value) not in given
+        ]
         for value in fresh:
             if value.is_floating_point():
                 value.fill_(float("nan"))

@@ -13,7 +13,12 @@ import traceback
 from collections.abc import Sequence
 from typing import Any
 
-from IPython.core.completer import CompletionContext, SimpleCompletion, SimpleMatcherResult, context_matcher
+from IPython.core.completer import (
+    CompletionContext,
+    SimpleCompletion,
+    SimpleMatcherResult,
+    context_matcher,
+)
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, line_cell_magic, magics_class
@@ -67,14 +72,21 @@ class RanksMagics(Magics):
             if cell is None:
                 return self._command(asked.command)
             if asked.command:
-                raise UsageError(f"%ranks {asked.command} takes no cell: use it with one % on a line of its own")
+                raise UsageError(
+                    f"%ranks {asked.command} takes no cell: use it with one % on a line of its own"
+                )
             found = self._run(asked, cell)
             if asked.fails:
-                raise UsageError("%%ranks --fails: the cell was meant to fail, and every rank came to its end")
+                raise UsageError(
+                    "%%ranks --fails: the cell was meant to fail, and every rank came to its end"
+                )
             return found
         except RankError as error:
-            error.add_note("The ranks live on, with all they hold." if error.kept else
-                           "The ranks were ended, with all they held: the next %%ranks starts new ones.")
+            error.add_note(
+                "The ranks live on, with all they hold."
+                if error.kept
+                else "The ranks were ended, with all they held: the next %%ranks starts new ones."
+            )
             if not asked.fails:
                 raise
             print("\n".join(error._render_traceback_()))
@@ -84,8 +96,10 @@ class RanksMagics(Magics):
 
     def _command(self, command: str | None) -> Table | None:
         if command is None:
-            raise UsageError(f"%ranks takes one of {', '.join(COMMANDS)}; to run code on the ranks, begin the cell "
-                             "with %%ranks")
+            raise UsageError(
+                f"%ranks takes one of {', '.join(COMMANDS)}; to run code on the ranks, begin the cell "
+                "with %%ranks"
+            )
         if command == "status":
             if self.pool is not None and self.pool.pids:
                 return status(self.pool)
@@ -125,7 +139,9 @@ class RanksMagics(Magics):
     def _pool_for(self, asked: Any) -> tuple[RankPool, list[int]]:
         """The pool that a cell asks for, and the ranks that run it; a request that is refused ends no ranks."""
         n, backend, check = self._asked
-        if asked.backend and (self.pool is None or asked.backend not in ("auto", self.pool.backend)):
+        if asked.backend and (
+            self.pool is None or asked.backend not in ("auto", self.pool.backend)
+        ):
             backend = asked.backend
         wanted = (n if asked.n is None else asked.n, backend, check or asked.check)
         resolve(wanted[1], wanted[0])
@@ -156,9 +172,17 @@ class RanksMagics(Magics):
     def complete(self, context: CompletionContext) -> SimpleMatcherResult:
         """Names and attributes as rank 0 knows them, inside a cell that begins with `%%ranks`."""
         matches: list[str] = []
-        if self.pool is not None and context.full_text.lstrip().startswith("%%ranks") and context.token:
+        if (
+            self.pool is not None
+            and context.full_text.lstrip().startswith("%%ranks")
+            and context.token
+        ):
             matches = self.pool.ask([0], "complete", context.token).get(0, [])
-        return {"completions": [SimpleCompletion(text=match.rstrip("("), type="name") for match in matches]}
+        return {
+            "completions": [
+                SimpleCompletion(text=match.rstrip("("), type="name") for match in matches
+            ]
+        }
 
 
 class Watch:
@@ -193,7 +217,9 @@ def status(pool: RankPool) -> Table:
     return _status_table(pool.size, pool.pids, pool.ask(range(pool.size), "look", "last"), state)
 
 
-def _status_table(size: int, pids: Sequence[int], looks: dict[int, dict[str, Any]], state: str) -> Table:
+def _status_table(
+    size: int, pids: Sequence[int], looks: dict[int, dict[str, Any]], state: str
+) -> Table:
     rows = []
     for rank in range(size):
         look = looks.get(rank)
@@ -206,7 +232,9 @@ def _status_table(size: int, pids: Sequence[int], looks: dict[int, dict[str, Any
                      f"{look['host_bytes'] / 2**20:,.0f} MiB", "" if held is None else f"{held / 2**20:,.0f} MiB",
                      f"{last.op}, number {last.number} of {last.axis or 'a group'} ({ranks_text(last.ranks)})"
                      if last else "none yet"))
-    return table("the ranks", ("rank", "pid", "state", "memory", "GPU memory", "last collective"), rows)
+    return table(
+        "the ranks", ("rank", "pid", "state", "memory", "GPU memory", "last collective"), rows
+    )
 
 
 def _refuse_what_is_not_python(cell: str, name: str) -> None:

@@ -32,7 +32,9 @@ class Figures:
     def table(self) -> Table:
         """A column for each key of the first row, and a note with the origin of the figures."""
         columns = list(self.rows[0]) if self.rows else []
-        return table(self.name, columns, [[row.get(c, "") for c in columns] for row in self.rows], self.note)
+        return table(
+            self.name, columns, [[row.get(c, "") for c in columns] for row in self.rows], self.note
+        )
 
     def __repr__(self) -> str:
         return repr(self.table())
@@ -41,7 +43,9 @@ class Figures:
         return self.table()._repr_html_()
 
 
-def on_gpus(lesson: Lesson, name: str, measure: Callable[[], Sequence[Mapping[str, Any]]], *, gpus: int = 1) -> Figures:
+def on_gpus(
+    lesson: Lesson, name: str, measure: Callable[[], Sequence[Mapping[str, Any]]], *, gpus: int = 1
+) -> Figures:
     """The rows of `measure()` where there are `gpus` GPUs; elsewhere the recorded rows.
 
     Recorded figures are in benchmarks/results/course, one file for each lesson; if $WORKBENCH_RECORD names a folder,
@@ -49,16 +53,27 @@ def on_gpus(lesson: Lesson, name: str, measure: Callable[[], Sequence[Mapping[st
     """
     if gpus_here() >= gpus:
         rows = tuple(dict(row) for row in measure())
-        entry = {"machine": machine(), "versions": versions(), "date": datetime.date.today().isoformat(), "rows": rows}
+        entry = {
+            "machine": machine(),
+            "versions": versions(),
+            "date": datetime.date.today().isoformat(),
+            "rows": rows,
+        }
         if folder := os.environ.get(RECORD):
             _write(Path(folder) / f"{lesson.name}.json", name, entry)
         return Figures(name, rows, f"measured here, on {_where(entry)}")
     path = results_dir() / "course" / f"{lesson.name}.json"
     recorded = _read(path).get(name)
     if recorded is None:
-        return Figures(name, (), f"not recorded yet, and {gpus} GPU{'s are' if gpus > 1 else ' is'} needed to measure "
-                                 f"it: workbench course --profile gpu --record DIR {lesson.name}")
-    return Figures(name, tuple(recorded["rows"]), f"recorded on {_where(recorded)}, {recorded['date']}")
+        return Figures(
+            name,
+            (),
+            f"not recorded yet, and {gpus} GPU{'s are' if gpus > 1 else ' is'} needed to measure "
+            f"it: workbench course --profile gpu --record DIR {lesson.name}",
+        )
+    return Figures(
+        name, tuple(recorded["rows"]), f"recorded on {_where(recorded)}, {recorded['date']}"
+    )
 
 
 def _where(entry: Mapping[str, Any]) -> str:

@@ -40,7 +40,9 @@ from workbench.world.mesh import World
 VIEWS = ("graph", "passes", "timeline", "memory")
 
 
-def show(what: Any, view: str = "", *, device: str = "h100", measured: int | StepTimeline | None = None) -> None:
+def show(
+    what: Any, view: str = "", *, device: str = "h100", measured: int | StepTimeline | None = None
+) -> None:
     """Display a static picture of `what`, and then, as a separate output, the view to explore it.
 
     `view` selects one of an object's pictures: "graph", "passes", "timeline" (simulated on `device`) or "memory". The
@@ -54,9 +56,12 @@ def show(what: Any, view: str = "", *, device: str = "h100", measured: int | Ste
         raise WorkbenchError(f"show(..., {view!r}): view must be one of {', '.join(VIEWS)}")
     made = outputs(what, view, device, measured)
     if not made:
-        raise WorkbenchError(f"{type(what).__name__} has no picture" + (f" for view {view!r}" if view else "")
-                             + ": show takes a recipe, world, graph, pass record, verdict, lesson, build, report, "
-                             "experts' load, timeline run, what-if study or difference, or DTensor")
+        raise WorkbenchError(
+            f"{type(what).__name__} has no picture"
+            + (f" for view {view!r}" if view else "")
+            + ": show takes a recipe, world, graph, pass record, verdict, lesson, build, report, "
+            "experts' load, timeline run, what-if study or difference, or DTensor"
+        )
     from IPython.core.getipython import get_ipython
     from IPython.display import display
 
@@ -82,21 +87,34 @@ def outputs(what: Any, view: str = "", device: str = "h100",
         return _clocked(what, view, device, measured)
     if view == "graph" and isinstance(what, Built):
         what = what.step.pair
-    having = {"graph": JointGraph | ForwardBackward | GraphModule, "passes": Built | PassRecord | Sequence}
+    having = {
+        "graph": JointGraph | ForwardBackward | GraphModule,
+        "passes": Built | PassRecord | Sequence,
+    }
     if view and not isinstance(what, having[view]):
         return []
     if isinstance(what, Recipe | Report):
         return [draw.pipeline(what)]
     if isinstance(what, Built):
         placed = _placement(what.authored)
-        views = [draw.verdicts(what.records), PassStepper(what.records, placed)] if what.records else []
+        views = (
+            [draw.verdicts(what.records), PassStepper(what.records, placed)] if what.records else []
+        )
         return views if view == "passes" else [draw.pipeline(what), *views]
     if isinstance(what, JointGraph):
-        return [draw.graph(what.graph), GraphView({"joint": what.graph}, placement=_placement(what.authored),
-                                                  title="joint graph")]
+        return [
+            draw.graph(what.graph),
+            GraphView(
+                {"joint": what.graph}, placement=_placement(what.authored), title="joint graph"
+            ),
+        ]
     if isinstance(what, ForwardBackward):
-        return [*map(draw.graph, what.graphs), GraphView(what.by_part, placement=_placement(what.authored),
-                                                         title="forward and backward")]
+        return [
+            *map(draw.graph, what.graphs),
+            GraphView(
+                what.by_part, placement=_placement(what.authored), title="forward and backward"
+            ),
+        ]
     if isinstance(what, GraphModule):
         return [draw.graph(what), GraphView(what)]
     if isinstance(what, Training):
@@ -137,21 +155,30 @@ def _record(record: PassRecord) -> list[Any]:
 
 def _clocked(what: Any, view: str, device: str, measured: int | StepTimeline | None) -> list[Any]:
     if measured is not None and isinstance(measured, StepTimeline) != (view == "timeline"):
-        raise WorkbenchError(f"show(..., {view!r}, measured=...) takes "
-                             + ("a StepTimeline, as measured(step, pair) returns it" if view == "timeline" else
-                                "a peak in bytes"))
+        raise WorkbenchError(
+            f"show(..., {view!r}, measured=...) takes "
+            + (
+                "a StepTimeline, as measured(step, pair) returns it"
+                if view == "timeline"
+                else "a peak in bytes"
+            )
+        )
     known = None
     if isinstance(what, Built):
         known, what = what.known, what.step.pair
     if isinstance(what, JointGraph):
         what = what.graph
-    if view == "timeline" and isinstance(what, GraphModule | ForwardBackward | PassRecord | StepTimeline | Mapping):
+    if view == "timeline" and isinstance(
+        what, GraphModule | ForwardBackward | PassRecord | StepTimeline | Mapping
+    ):
         with uncollected():
             runs = runs_of(what, device, known)  # once for both
         if isinstance(measured, StepTimeline):
             runs["measured"] = measured
         return [draw.timeline(runs), TimelineView(runs), PageScript()]
-    if isinstance(what, GraphModule | ForwardBackward | PassRecord) and not isinstance(measured, StepTimeline):
+    if isinstance(what, GraphModule | ForwardBackward | PassRecord) and not isinstance(
+        measured, StepTimeline
+    ):
         return [draw.memory(what, measured), MemoryView(what, measured), PageScript()]
     return []
 

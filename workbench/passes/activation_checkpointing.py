@@ -59,7 +59,9 @@ Rule = Callable[[Node], bool | None]
 
 def tagged_for_recompute(before: Graphs, after: Graphs, options: Options) -> Effect:
     """Some forward node of a layer has a tag that it did not have before: to be saved, or to be recomputed."""
-    tagged = [n for n in after[0].graph.nodes if isinstance(n.meta.get("recompute"), CheckpointPolicy)]
+    tagged = [
+        n for n in after[0].graph.nodes if isinstance(n.meta.get("recompute"), CheckpointPolicy)
+    ]
     tags = Counter(n.meta["recompute"].name for n in tagged)
     old = {n.name: n.meta.get("recompute") for n in before[0].graph.nodes}
     changed = any(n.meta["recompute"] != old.get(n.name) for n in tagged)
@@ -69,7 +71,11 @@ def tagged_for_recompute(before: Graphs, after: Graphs, options: Options) -> Eff
     elif isinstance(options, CheckpointOptions) and options.policy == "none":
         reason = "the policy is none"
     else:
-        reason = "no module path matches layers.<number>" if not layers else "every node was tagged before"
+        reason = (
+            "no module path matches layers.<number>"
+            if not layers
+            else "every node was tagged before"
+        )
     return Effect(changed, reason, {"layers": len(layers), "tags": dict(tags)})
 
 
@@ -104,7 +110,11 @@ def checkpoint_rule(name: str) -> Callable[[Rule], Rule]:
             return gm
 
         tag.__wrapped__ = rule  # type: ignore[attr-defined]  # an export writes the rule's source
-        changes = (rule.__doc__ or "forward values are saved or recomputed as the rule says").strip().splitlines()[0]
+        changes = (
+            (rule.__doc__ or "forward values are saved or recomputed as the rule says")
+            .strip()
+            .splitlines()[0]
+        )
         register_pass(
             name, stage="joint", numerics="exact", changes=changes, options=Options,
             conflicts={"activation_checkpointing"}, after={"inductor_decomposition"},
@@ -124,15 +134,26 @@ def _forward_nodes(gm: GraphModule) -> Iterator[tuple[Node, int]]:
 
 def _tag(node: Node, layer: int, save: bool) -> None:
     # a second draw would give other numbers; each result of an operator with several is an item of it
-    save = save or draws(node) or any(short_name(node) == "getitem" and draws(n) for n in node.all_input_nodes)
-    node.meta["recompute"] = CheckpointPolicy.MUST_SAVE if save else CheckpointPolicy.PREFER_RECOMPUTE
+    save = (
+        save
+        or draws(node)
+        or any(short_name(node) == "getitem" and draws(n) for n in node.all_input_nodes)
+    )
+    node.meta["recompute"] = (
+        CheckpointPolicy.MUST_SAVE if save else CheckpointPolicy.PREFER_RECOMPUTE
+    )
     node.meta["ac_graph_id"] = layer
 
 
 @register_pass(
-    "activation_checkpointing", stage="joint", numerics="exact",
-    changes="tagged activations are recomputed in the backward and not saved", options=CheckpointOptions,
-    after={"inductor_decomposition"}, effect=tagged_for_recompute, partition_effect=recomputed_in_backward,
+    "activation_checkpointing",
+    stage="joint",
+    numerics="exact",
+    changes="tagged activations are recomputed in the backward and not saved",
+    options=CheckpointOptions,
+    after={"inductor_decomposition"},
+    effect=tagged_for_recompute,
+    partition_effect=recomputed_in_backward,
     source="torch.utils.checkpoint.CheckpointPolicy, read by min_cut_rematerialization_partition",
 )
 def activation_checkpointing(
@@ -152,7 +173,10 @@ def activation_checkpointing(
         name = short_name(node)
         seen.add(name)
         save = name in keep
-        if name in ("wait_tensor", "getitem"):  # the value itself: its producer returns a handle or a tuple
+        if name in (
+            "wait_tensor",
+            "getitem",
+        ):  # the value itself: its producer returns a handle or a tuple
             save = short_name(node.args[0]) in keep  # type: ignore[arg-type]
         if selective and name in _MATMULS:
             matmuls[layer] += 1

@@ -51,9 +51,14 @@ def order_costs(options: AutobucketingOptions, gm: GraphModule) -> Costs:
 
 
 @register_pass(
-    "autobucketing_reordering", stage="partitioned", numerics="reduction_order",
-    changes="fewer all-gather and reduce-scatter launches, the same bytes", options=AutobucketingOptions,
-    conflicts={"transformer_block_bucketing"}, needs={"fsdp"}, effect=launches_saved,
+    "autobucketing_reordering",
+    stage="partitioned",
+    numerics="reduction_order",
+    changes="fewer all-gather and reduce-scatter launches, the same bytes",
+    options=AutobucketingOptions,
+    conflicts={"transformer_block_bucketing"},
+    needs={"fsdp"},
+    effect=launches_saved,
     order_costs=order_costs,
     source="torch._inductor.fx_passes.overlap_scheduling.schedule_overlap_bucketing",
 )

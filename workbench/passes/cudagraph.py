@@ -55,7 +55,9 @@ class Replayed:
         self._inputs: list[Any] = []
         self._addresses: list[int] = []
         self._outputs: list[Any] = []
-        self._held: list[tuple[torch.Tensor, int, bool]] = []  # and by how many, and whether a gradient lies there too
+        self._held: list[
+            tuple[torch.Tensor, int, bool]
+        ] = []  # and by how many, and whether a gradient lies there too
 
     @property
     def where(self) -> str:
@@ -77,7 +79,9 @@ class Replayed:
         if self.recorder is None:
             raise WorkbenchError(f"{self.where}: it is closed: build the step again")
         if self._replay is None:
-            if self.warmed < self.warmup or (self.body.backward and self.other and self.other._replay is None):
+            if self.warmed < self.warmup or (
+                self.body.backward and self.other and self.other._replay is None
+            ):
                 self.warmed += 1
                 return list(self.body(args))
             self._record(args)
@@ -94,26 +98,36 @@ class Replayed:
         self._inputs = [value if fixed or not isinstance(value, torch.Tensor) else value.clone()
                         for value, fixed in zip(args, self.fixed, strict=True)]
         self._addresses = [v.data_ptr() if isinstance(v, torch.Tensor) else 0 for v in self._inputs]
-        self.copied = sum(isinstance(v, torch.Tensor) and not f for v, f in zip(args, self.fixed, strict=True))
+        self.copied = sum(
+            isinstance(v, torch.Tensor) and not f for v, f in zip(args, self.fixed, strict=True)
+        )
         forward = self.other if self.body.backward else None
         saved = [cuda_graphs.holders(value) for value, *_ in forward._held] if forward else []
         with symmetric_memory.recording(self.where):
             self._replay, self._outputs = self.recorder.record(self.body, self._inputs)
         self.pool_bytes = self.recorder.pool_bytes()
         given = {_storage(value) for value in self._inputs}
-        made = {_storage(v): v for v in self._outputs[self.results :] if isinstance(v, torch.Tensor)}
+        made = {
+            _storage(v): v for v in self._outputs[self.results :] if isinstance(v, torch.Tensor)
+        }
         # buffers with fixed addresses are owned by their creator: held here, they would count as held by the last step
-        self._inputs = [None if fixed else value for value, fixed in zip(self._inputs, self.fixed, strict=True)]
+        self._inputs = [
+            None if fixed else value for value, fixed in zip(self._inputs, self.fixed, strict=True)
+        ]
         self._held = [(value, cuda_graphs.holders(value), self.body.backward)
                       for at, value in made.items() if at not in given]
         if forward:  # Inductor may write a gradient over what was saved
             held = [(value, count + (more := cuda_graphs.holders(value) - was), more > 0)
                     for (value, count, _), was in zip(forward._held, saved, strict=True)]
-            forward._held = sorted(held, key=lambda each: each[2])  # a held loss is reported before a held gradient
+            forward._held = sorted(
+                held, key=lambda each: each[2]
+            )  # a held loss is reported before a held gradient
 
     def _take(self, args: Sequence[Any]) -> None:
         """Copy what moves into the memory that was recorded; refuse what the recording does not hold for."""
-        gradients = self.other._held if self.other and not self.body.backward else []  # in the memory of one pool
+        gradients = (
+            self.other._held if self.other and not self.body.backward else []
+        )  # in the memory of one pool
         for value, count, gradient in [*self._held, *gradients]:
             if cuda_graphs.holders(value) > count:
                 raise WorkbenchError(f"{self.where}: {_overwritten(gradient)}")
@@ -124,8 +138,10 @@ class Replayed:
                 continue
             if fixed:
                 if self.debug and given.data_ptr() != address:
-                    raise WorkbenchError(f"{self.where}: input {name} was recorded at address {address:#x} and is at "
-                                         f"{given.data_ptr():#x} now: change parameters and buffers in place")
+                    raise WorkbenchError(
+                        f"{self.where}: input {name} was recorded at address {address:#x} and is at "
+                        f"{given.data_ptr():#x} now: change parameters and buffers in place"
+                    )
                 continue
             if (given.shape, given.dtype, given.device) != (ours.shape, ours.dtype, ours.device):
                 raise WorkbenchError(
@@ -142,7 +158,9 @@ class Replayed:
     def replay_alone(self) -> None:
         """Launch the recording with the inputs of the last step, to time it: nothing is copied in or given out."""
         if self._replay is None:
-            raise WorkbenchError(f"{self.where}: nothing is recorded yet: run {self.warmup + 1} steps first")
+            raise WorkbenchError(
+                f"{self.where}: nothing is recorded yet: run {self.warmup + 1} steps first"
+            )
         self._replay()
 
     def close(self) -> None:
@@ -155,10 +173,14 @@ class Replayed:
 
 def _overwritten(gradient: bool) -> str:
     if gradient:
-        return ("a gradient of the last step is still held, in p.grad or by your code, and a replay writes over it: "
-                "call optimizer.zero_grad(set_to_none=True) between the steps, and hold no other reference to it")
-    return ("what the last step saved is still held, and a replay writes over it: call backward() on its loss, or "
-            "drop the loss, before the next step")
+        return (
+            "a gradient of the last step is still held, in p.grad or by your code, and a replay writes over it: "
+            "call optimizer.zero_grad(set_to_none=True) between the steps, and hold no other reference to it"
+        )
+    return (
+        "what the last step saved is still held, and a replay writes over it: call backward() on its loss, or "
+        "drop the loss, before the next step"
+    )
 
 
 def _storage(value: Any) -> int | None:
@@ -175,11 +197,19 @@ class CudagraphOptions(Options):
 def replayed(before: Sequence[Body], after: Sequence[Any], options: CudagraphOptions) -> Effect:
     """Both bodies have been recorded and replayed; not known before they have run."""
     counts = [body.replays for body in after]
-    evidence = {"graphs": sum(n > 0 for n in counts), "replays": counts, "copied_inputs": [b.copied for b in after],
-                "fixed_inputs": [sum(b.fixed) for b in after]}
+    evidence = {
+        "graphs": sum(n > 0 for n in counts),
+        "replays": counts,
+        "copied_inputs": [b.copied for b in after],
+        "fixed_inputs": [sum(b.fixed) for b in after],
+    }
     if all(counts):
         return Effect(True, "", evidence)
-    return Effect(None, f"nothing was replayed yet: the first {options.warmup} steps run as they are", evidence)
+    return Effect(
+        None,
+        f"nothing was replayed yet: the first {options.warmup} steps run as they are",
+        evidence,
+    )
 
 
 @register_pass(
@@ -190,10 +220,14 @@ def replayed(before: Sequence[Body], after: Sequence[Any], options: CudagraphOpt
 )
 def cudagraph(body: Body, example_inputs: list[Any], *, options: CudagraphOptions) -> Replayed:
     """Wrap one direction of the step. Raises WorkbenchError for random numbers, and registered buffers."""
-    drawn = [node.name for node in body.graph.graph.nodes if node.op == "call_function" and draws(node)]
+    drawn = [
+        node.name for node in body.graph.graph.nodes if node.op == "call_function" and draws(node)
+    ]
     if drawn:
-        raise WorkbenchError(f"pass 'cudagraph' on the {body.part} graph: {drawn[0]} draws random numbers, "
-                             "and a replay would draw the same ones: take the dropout out, or drop the pass")
+        raise WorkbenchError(
+            f"pass 'cudagraph' on the {body.part} graph: {drawn[0]} draws random numbers, "
+            "and a replay would draw the same ones: take the dropout out, or drop the pass"
+        )
     refuse_registered_buffers()
     step = body.step
     step.recorder = step.recorder or cuda_graphs.Recorder()

@@ -92,7 +92,9 @@ def full_inductor_compilation(
     return compiled
 
 
-def compile_graph(gm: GraphModule, example_inputs: list[Any], config: dict[str, Any]) -> tuple[Any, list[Any]]:
+def compile_graph(
+    gm: GraphModule, example_inputs: list[Any], config: dict[str, Any]
+) -> tuple[Any, list[Any]]:
     """`compile_fx_inner` on a forward or backward graph: the boxed callable, and the strides of its outputs."""
     facts = facts_of(gm)
     backward = facts.part == "backward"
@@ -114,6 +116,10 @@ def _as_saved(example_inputs: list[Any], strides: list[tuple[int, ...] | None]) 
     fixed = list(example_inputs)
     for i, stride in enumerate(strides):
         value = fixed[i]
-        if stride is not None and isinstance(value, torch.Tensor) and value.stride() != tuple(stride):
+        if (
+            stride is not None
+            and isinstance(value, torch.Tensor)
+            and value.stride() != tuple(stride)
+        ):
             fixed[i] = value.as_strided(value.size(), stride)
     return fixed

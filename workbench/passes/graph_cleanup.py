@@ -36,8 +36,10 @@ _NAMES = frozenset({"aten.alias", "aten.detach"})
 
 def fewer_nodes(before: Graphs, after: Graphs, options: Options) -> Effect:
     """Fewer operators of some kind than before, over forward and backward."""
-    was, now = (Counter(op_name(n.target) for g in graphs for n in g.graph.nodes if n.op == "call_function")
-                for graphs in (before, after))
+    was, now = (
+        Counter(op_name(n.target) for g in graphs for n in g.graph.nodes if n.op == "call_function")
+        for graphs in (before, after)
+    )
     gone = dict(was - now)
     return Effect(bool(gone), "" if gone else "no view and no transpose is idle", {"removed": gone})
 
@@ -47,7 +49,9 @@ def _alike(a: Any, b: Any) -> bool:
     if not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and a.dtype == b.dtype and a.ndim == b.ndim):
         return False
     numbers = zip((*a.shape, *a.stride(), a.storage_offset()), (*b.shape, *b.stride(), b.storage_offset()), strict=True)
-    return all(statically_known_true(x == y) for x, y in numbers)  # some sizes are known only when the step runs
+    return all(
+        statically_known_true(x == y) for x, y in numbers
+    )  # some sizes are known only when the step runs
 
 
 def _source(node: Node) -> Node | None:

@@ -56,7 +56,11 @@ class Decomposer:
         self.old, self.table = graph, table
         vals = [n.meta.get("val") for n in graph.graph.nodes]
         self.mode = lowering.detect_fake_mode([v for v in vals if isinstance(v, torch.Tensor)])
-        self.new, self.map, self.bodies = Graph(), dict[Node, Any](), dict[Any, GraphModule | None]()
+        self.new, self.map, self.bodies = (
+            Graph(),
+            dict[Node, Any](),
+            dict[Any, GraphModule | None](),
+        )
 
     def body(self, target: Any, args: Any, kwargs: Any) -> tuple[GraphModule | None, list[Any]]:
         """The traced replacement of one call, or None where the table leaves it alone; and the flat arguments."""
@@ -77,7 +81,9 @@ class Decomposer:
             calls = [n for n in traced.graph.nodes if n.op == "call_function"]
             same = len(calls) == 1 and calls[0].target is target
             self.bodies[key] = None if same else traced
-        return self.bodies[key], [leaf for leaf, v in zip(leaves, values, strict=True) if isinstance(v, torch.Tensor)]
+        return self.bodies[key], [
+            leaf for leaf, v in zip(leaves, values, strict=True) if isinstance(v, torch.Tensor)
+        ]
 
     def evaluate(self, node: Node) -> None:
         """A fresh fake value, so that aliasing follows the new graph."""
@@ -86,7 +92,9 @@ class Decomposer:
             node.meta["val"] = node.target(*_values(node.args), **_values(node.kwargs))  # type: ignore[operator]
 
     def inline(self, node: Node, body: GraphModule, tensors: list[Node]) -> Any:
-        inside: dict[Node, Any] = dict(zip(body.graph.find_nodes(op="placeholder"), tensors, strict=True))
+        inside: dict[Node, Any] = dict(
+            zip(body.graph.find_nodes(op="placeholder"), tensors, strict=True)
+        )
         inherited = {k: v for k, v in node.meta.items() if k not in _OWN}
         for inner in body.graph.nodes:
             if inner.op == "get_attr":
@@ -103,9 +111,15 @@ class Decomposer:
 
     def copy(self, node: Node) -> Node:
         copied = self.new.node_copy(node, self.map.__getitem__)
-        stale = any(old.meta.get("val") is not self.map[old].meta.get("val") for old in node.all_input_nodes)
+        stale = any(
+            old.meta.get("val") is not self.map[old].meta.get("val") for old in node.all_input_nodes
+        )
         # a higher-order operator, as flex_attention, shares no storage with its inputs
-        if stale and node.op == "call_function" and not op_name(node.target).startswith("higher_order."):
+        if (
+            stale
+            and node.op == "call_function"
+            and not op_name(node.target).startswith("higher_order.")
+        ):
             self.evaluate(copied)
         return copied
 
@@ -146,7 +160,9 @@ class DecompositionOptions(Options):
         return self.at == "capture"
 
 
-def fewer_composite_operators(before: Graphs, after: Graphs, options: DecompositionOptions) -> Effect:
+def fewer_composite_operators(
+    before: Graphs, after: Graphs, options: DecompositionOptions
+) -> Effect:
     """Operators that the table replaces are gone; at the capture: it left none of them."""
     table = lowering.decomposition_table()
 
@@ -157,10 +173,16 @@ def fewer_composite_operators(before: Graphs, after: Graphs, options: Decomposit
     gone = was - now
     if options.at_capture:
         left = dict(gone.most_common())
-        reason = f"the graph was captured without the table, and this pass replaced {left}" if left else ""
+        reason = (
+            f"the graph was captured without the table, and this pass replaced {left}"
+            if left
+            else ""
+        )
         return Effect(not left, reason, {"at": "capture", "left": left})
     evidence = {"replaced": dict(gone.most_common()), "left": dict(now)}
-    return Effect(bool(gone), "" if gone else "no operator of the graph is in Inductor's table", evidence)
+    return Effect(
+        bool(gone), "" if gone else "no operator of the graph is in Inductor's table", evidence
+    )
 
 
 @register_pass(

@@ -56,10 +56,15 @@ def less_exposed(before: Graphs, after: Graphs, options: OverlapOptions) -> Effe
     """Compute waits for collectives for less time than before, as estimated over forward and backward."""
     known = Estimates(facts_of(after[0]).step.estimates)
     was, now = (_exposed_ms(graphs, options, known) for graphs in (before, after))
-    bare = [sum(len(exposed_in_node_order(graph)) for graph in graphs) for graphs in (before, after)]
+    bare = [
+        sum(len(exposed_in_node_order(graph)) for graph in graphs) for graphs in (before, after)
+    ]
     spec = device_spec(options.device)
-    evidence = {"exposed_ms": [round(was, 4), round(now, 4)], "estimated_for": f"{spec.name}, {spec.trust}",
-                "with_nothing_between": bare}
+    evidence = {
+        "exposed_ms": [round(was, 4), round(now, 4)],
+        "estimated_for": f"{spec.name}, {spec.trust}",
+        "with_nothing_between": bare,
+    }
     if not was:
         return Effect(False, "no collective is exposed, as estimated", evidence)
     if now < 0.999 * was:
@@ -68,7 +73,9 @@ def less_exposed(before: Graphs, after: Graphs, options: OverlapOptions) -> Effe
 
 
 def _exposed_ms(graphs: Graphs, options: OverlapOptions, known: Known) -> float:
-    return sum(simulate(graph.graph.nodes, _costs(graph, options, known)).exposed_ms for graph in graphs)
+    return sum(
+        simulate(graph.graph.nodes, _costs(graph, options, known)).exposed_ms for graph in graphs
+    )
 
 
 def _costs(gm: GraphModule, options: OverlapOptions, known: Known) -> Costs:
@@ -96,7 +103,9 @@ def overlap_collectives(gm: GraphModule, example_inputs: list[Any], *, options: 
     known = estimates_of(gm, options)
     facts_of(gm).step.estimates.update(known.times)  # for the verdict
     costs = _costs(gm, options, known)
-    products = replace(costs, compute={node: ms * is_compute(node) for node, ms in costs.compute.items()})
+    products = replace(
+        costs, compute={node: ms * is_compute(node) for node, ms in costs.compute.items()}
+    )
     least, best = simulate(gm.graph.nodes, costs).exposed_ms, None
     for hide_behind in (costs, products):
         for horizon in (options.horizon, max(1, options.horizon // 4)):

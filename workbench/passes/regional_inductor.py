@@ -67,13 +67,19 @@ def compiled_regions(before: Graphs, after: Graphs, options: RegionalOptions) ->
     """
     calls = [[n for n in graph.graph.nodes if COMPILED_REGION in n.meta] for graph in after]
     inside = sum(n.meta[COMPILED_REGION]["nodes"] for graph in calls for n in graph)
-    kept = [regions.named_regions(graph, which) for graph, which in zip(before, ("forward", "backward"), strict=True)]
+    kept = [
+        regions.named_regions(graph, which)
+        for graph, which in zip(before, ("forward", "backward"), strict=True)
+    ]
     captured = facts_of(before[0]).step.captured_regions
     gone = [(name, which) for which, were in captured.items() for name in options.regions or were
             if name in were and not any(name in names[which] for names in kept)]
-    evidence = {"regions": [len(found) for found in calls], "nodes_inside": inside,
-                "names": sorted({n.meta[COMPILED_REGION]["name"] for graph in calls for n in graph}),
-                "lost": [f"{name} in the {which}" for name, which in gone]}
+    evidence = {
+        "regions": [len(found) for found in calls],
+        "nodes_inside": inside,
+        "names": sorted({n.meta[COMPILED_REGION]["name"] for graph in calls for n in graph}),
+        "lost": [f"{name} in the {which}" for name, which in gone],
+    }
     if gone:
         name, which = gone[0]
         return Effect(False, f"the partition left no node of region {name!r} in the {which}: "
@@ -82,15 +88,22 @@ def compiled_regions(before: Graphs, after: Graphs, options: RegionalOptions) ->
         return Effect(False, f"nothing of region {left[0]!r} was compiled ({_KEPT_OUT})", evidence)
     if inside:
         return Effect(True, "", evidence)
-    return Effect(False, f"every node of the regions was kept out ({_KEPT_OUT})" if any(map(_names, before)) else
-                  "no node is in a named region: write `with region(\"name\"):` in the model", evidence)
+    return Effect(
+        False,
+        f"every node of the regions was kept out ({_KEPT_OUT})"
+        if any(map(_names, before))
+        else 'no node is in a named region: write `with region("name"):` in the model',
+        evidence,
+    )
 
 
 def _compilable(node: Node, found: Mapping[Node, str]) -> bool:
     """Whether a node computes a tensor, or a tuple of which only items are read, or is such an item."""
     kind, value = kind_of(node), node.meta.get("val")
     if any(is_symbolic(n.meta.get("val")) for n in (node, *node.all_input_nodes)):
-        return False  # a compiled part has no input for a size that is known only when the step runs
+        return (
+            False  # a compiled part has no input for a size that is known only when the step runs
+        )
     if node.target is operator.getitem:
         return node.args[0] in found
     if isinstance(value, tuple):
@@ -105,7 +118,12 @@ def members(graph: GraphModule, names: Iterable[str], fallback: Iterable[str]) -
     found: dict[Node, str] = {}
     for node in graph.graph.nodes:
         name = regions.region_of(node)
-        if name not in wanted or node in kept or node.op != "call_function" or short_name(node) in left:
+        if (
+            name not in wanted
+            or node in kept
+            or node.op != "call_function"
+            or short_name(node) in left
+        ):
             continue
         if not _compilable(node, found):
             continue
@@ -145,8 +163,10 @@ def regional_inductor(gm: GraphModule, example_inputs: list[Any], *, options: Re
     step.regions = tuple(sorted(named))  # the backward may have lost one: it still counts as known
     asked = [*options.regions, *options.region_config]
     if unknown := [name for name in asked if name not in named]:
-        raise WorkbenchError(f"pass 'regional_inductor': no region {unknown[0]!r} in the model: "
-                             f"{'it has ' + ', '.join(map(repr, sorted(named))) if named else 'it names none'}")
+        raise WorkbenchError(
+            f"pass 'regional_inductor': no region {unknown[0]!r} in the model: "
+            f"{'it has ' + ', '.join(map(repr, sorted(named))) if named else 'it names none'}"
+        )
     regions.check_operators(options.fallback, "pass 'regional_inductor': fallback")
     regions.check_options(options.config, "pass 'regional_inductor'")
     for name, config in options.region_config.items():
@@ -154,8 +174,12 @@ def regional_inductor(gm: GraphModule, example_inputs: list[Any], *, options: Re
     parts = parts_to_compile(gm, options.regions or named, options.fallback)
     facts = [{"name": regions.region_of(nodes[0]), "nodes": len(nodes), "flop": sum(map(node_flops, nodes)),
               "products": sum(map(is_compute, nodes))} for _, nodes in parts]
-    products = [next(filter(is_compute, nodes), nodes[-1]) for _, nodes in parts]  # what collectives hide behind
+    products = [
+        next(filter(is_compute, nodes), nodes[-1]) for _, nodes in parts
+    ]  # what collectives hide behind
     for (block, call), fact in zip(regions.cut_out(gm, parts, products), facts, strict=True):
         config = {**options.config, **options.region_config.get(str(fact["name"]), {})}
-        regions.compile_call(gm, call, re.sub(r"\W", "_", f"region_{block}"), config).meta[COMPILED_REGION] = fact
+        regions.compile_call(gm, call, re.sub(r"\W", "_", f"region_{block}"), config).meta[
+            COMPILED_REGION
+        ] = fact
     return gm

@@ -107,15 +107,20 @@ def register_pass(
     elif name in CONTRACTS:
         contract = CONTRACTS[name]
     else:
-        raise WorkbenchError(f"pass {name!r} has no contract: state its stage, for example stage='joint'")
+        raise WorkbenchError(
+            f"pass {name!r} has no contract: state its stage, for example stage='joint'"
+        )
 
     def register(function: PassFunction) -> PassFunction:
         theirs = name in _PASSES and _PASSES[name].contract.source == "user"
-        packaged = source != "user" or (stage is None and function.__module__.startswith("workbench."))
+        packaged = source != "user" or (
+            stage is None and function.__module__.startswith("workbench.")
+        )
         if not (theirs and packaged):  # the package's file may be imported after a user's cell
             declare(contract)
-            _PASSES[name] = RegisteredPass(contract, function, effect, partition_effect, order_costs, promised,
-                                           executed)
+            _PASSES[name] = RegisteredPass(
+                contract, function, effect, partition_effect, order_costs, promised, executed
+            )
         return function
 
     return register
@@ -128,7 +133,9 @@ def _require_known(contract: PassContract) -> None:
             if name not in known:
                 close = get_close_matches(name, known, 1)
                 hint = f", did you mean {close[0]!r}?" if close else f": {', '.join(sorted(known))}"
-                raise WorkbenchError(f"pass {contract.name!r}: {rule} names {name!r}, which is none{hint}")
+                raise WorkbenchError(
+                    f"pass {contract.name!r}: {rule} names {name!r}, which is none{hint}"
+                )
 
 
 def find_pass(name: str) -> RegisteredPass:
@@ -137,7 +144,9 @@ def find_pass(name: str) -> RegisteredPass:
         import_module(CONTRACTS[name].code)
     if name not in _PASSES:
         known = ", ".join(sorted({*_PASSES, *package_contracts()}))
-        raise WorkbenchError(f"unknown pass {name!r}: register it with @register_pass, or use one of {known}")
+        raise WorkbenchError(
+            f"unknown pass {name!r}: register it with @register_pass, or use one of {known}"
+        )
     return _PASSES[name]
 
 

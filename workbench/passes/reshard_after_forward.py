@@ -60,7 +60,9 @@ def tags_differ(before: Graphs, after: Graphs, options: ReshardOptions) -> Effec
     gathers = sum(1 for _ in gather_chains(after[0]))
     reason = "" if changed else ("no parameter is gathered in this graph" if not gathers
                                 else "every gather chain already had this tag")
-    return Effect(bool(changed), reason, {"gathered_parameters": gathers, "tagged_nodes": len(changed)})
+    return Effect(
+        bool(changed), reason, {"gathered_parameters": gathers, "tagged_nodes": len(changed)}
+    )
 
 
 def gathered_weights_freed(graphs: Graphs, options: ReshardOptions) -> Effect:
@@ -71,7 +73,9 @@ def gathered_weights_freed(graphs: Graphs, options: ReshardOptions) -> Effect:
     evidence = {"saved_gathered_parameters": [row.name for row in kept], "gathers_in_backward": repeated}
     if options.policy == "always":
         alias = "still aliases a gathered parameter" if len(kept) == 1 else "still alias gathered parameters"
-        return Effect(not kept, f"{counted(len(kept), 'saved tensor')} {alias}" if kept else "", evidence)
+        return Effect(
+            not kept, f"{counted(len(kept), 'saved tensor')} {alias}" if kept else "", evidence
+        )
     reason = f"{repeated} parameters are gathered again in the backward" if repeated else ""
     return Effect(not repeated, reason, evidence)
 

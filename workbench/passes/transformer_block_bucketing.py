@@ -98,7 +98,9 @@ def fewer_launches(before: Graphs, after: Graphs, options: BlockBucketingOptions
 
 def _gathers_of_parameters(gm: GraphModule) -> list[Node]:
     """In node order."""
-    return sorted(node for _, chain in gather_chains(gm) for node in chain if node.target is _GATHER)
+    return sorted(
+        node for _, chain in gather_chains(gm) for node in chain if node.target is _GATHER
+    )
 
 
 def _separate_gathers(gm: GraphModule) -> None:
@@ -145,7 +147,9 @@ def transformer_block_bucketing(
     """
     plan = _plan(gm, options)
     if not plan:
-        raise WorkbenchError("transformer_block_bucketing: the model names no blocks: state options.buckets")
+        raise WorkbenchError(
+            "transformer_block_bucketing: the model names no blocks: state options.buckets"
+        )
     _refuse_overlap(plan)
     if options.separate_gather_group:
         _separate_gathers(gm)

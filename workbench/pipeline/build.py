@@ -77,14 +77,20 @@ def check_buildable(recipe: Recipe, kind: str) -> None:
         if "compiler" in needs:
             require_compiler()
         if name in reasons and not cuda and not (kind == "fake" and "cuda" in needs):
-            raise WorkbenchError(f"pass {name!r} needs CUDA ({reasons[name]}), and world {kind} has none here: take "
-                                 "world nccl on a machine with GPUs, or drop the pass")
+            raise WorkbenchError(
+                f"pass {name!r} needs CUDA ({reasons[name]}), and world {kind} has none here: take "
+                "world nccl on a machine with GPUs, or drop the pass"
+            )
         if "fsdp" in needs and not recipe.mesh.fsdp:
-            raise WorkbenchError(f"pass {name!r} needs FSDP: set mesh.dp_shard to 2 or more, or drop the pass")
+            raise WorkbenchError(
+                f"pass {name!r} needs FSDP: set mesh.dp_shard to 2 or more, or drop the pass"
+            )
     # again, since a user's own pass may have been registered after the recipe was read
     problems = check_passes(*lists, free_order=recipe.free_order)
     problems += [message for _, message in check_step(lists[1], recipe.training.step)]
-    if problems := problems + [message for _, message in check_capture(recipe.pass_names, recipe.capture)]:
+    if problems := problems + [
+        message for _, message in check_capture(recipe.pass_names, recipe.capture)
+    ]:
         raise WorkbenchError(f"recipe {recipe.name!r}: {'; '.join(problems)}")
     for spec in (*recipe.joint_passes, *recipe.passes):
         choose(spec, tuple(Stage), f"recipe {recipe.name!r}")
@@ -124,7 +130,9 @@ TIMED = ("author", "capture", "joint passes", "partition", "passes", "compile")
 
 
 @uncollected()
-def _build(recipe: Recipe, world: World, clock: Clock, note: Callable[[JointGraph], None] | None) -> Built:
+def _build(
+    recipe: Recipe, world: World, clock: Clock, note: Callable[[JointGraph], None] | None
+) -> Built:
     with clock("author"):
         authored = author(recipe, world)
     with clock("capture"):
@@ -144,7 +152,9 @@ def _build(recipe: Recipe, world: World, clock: Clock, note: Callable[[JointGrap
     step = step_kind(recipe).step(split)
     split.known.built = True
     flop = sum(flops(before).values()) * recipe.training.accumulate
-    return Built(authored, step, split.known, schedule, clock.seconds, saved_bytes(pair), before, flop)
+    return Built(
+        authored, step, split.known, schedule, clock.seconds, saved_bytes(pair), before, flop
+    )
 
 
 class Clock:
@@ -164,7 +174,11 @@ class Clock:
 
 def refuse_no_effect(recipe: Recipe, records: list[PassRecord]) -> None:
     """Raise WorkbenchError where the recipe is strict and a pass without leave had no effect."""
-    idle = [(name, why) for name, why in each_no_effect(records) if name not in recipe.expect.no_effect]
+    idle = [
+        (name, why) for name, why in each_no_effect(records) if name not in recipe.expect.no_effect
+    ]
     if recipe.strict and idle:
         listing = "; ".join(f"{name}: {why}" for name, why in idle)
-        raise WorkbenchError(f"recipe {recipe.name!r} is strict and these passes had no effect: {listing}")
+        raise WorkbenchError(
+            f"recipe {recipe.name!r} is strict and these passes had no effect: {listing}"
+        )

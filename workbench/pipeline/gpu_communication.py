@@ -10,8 +10,11 @@ Interval = tuple[float, float]
 COMPUTE, NCCL, COPY, SYMMETRIC = "compute", "NCCL", "peer copy", "symmetric memory"
 NEGLIGIBLE = 0.05
 """A collective is hidden where less than this part of it is exposed."""
-_SYMMETRIC = re.compile(r"(barrier|put_signal|wait_signal)_kernel|(one|two)_shot_all_reduce|multimem_|nvshmem|symm_mem|"
-                        r"stream_(write|wait)_value", re.I)
+_SYMMETRIC = re.compile(
+    r"(barrier|put_signal|wait_signal)_kernel|(one|two)_shot_all_reduce|multimem_|nvshmem|symm_mem|"
+    r"stream_(write|wait)_value",
+    re.I,
+)
 
 
 def kind_of(name: str) -> str:

@@ -20,8 +20,13 @@ def gpus() -> int:
 def machine() -> dict[str, Any]:
     """What the figures were measured on."""
     names = [torch.cuda.get_device_name(i) for i in range(gpus())]
-    return {"system": platform.system(), "machine": platform.machine(), "cpu": cpu_name(), "cores": cores(),
-            "gpus": names}
+    return {
+        "system": platform.system(),
+        "machine": platform.machine(),
+        "cpu": cpu_name(),
+        "cores": cores(),
+        "gpus": names,
+    }
 
 
 def device_of(world: str) -> str:
@@ -50,5 +55,8 @@ def versions() -> dict[str, str]:
         own = "not installed"
     found = {"workbench": own, "torch": torch.__version__, "python": sys.version.split()[0]}
     if gpus():
-        found |= {"cuda": str(torch.version.cuda), "nccl": ".".join(map(str, torch.cuda.nccl.version()))}
+        found |= {
+            "cuda": str(torch.version.cuda),
+            "nccl": ".".join(map(str, torch.cuda.nccl.version())),
+        }
     return found

@@ -47,7 +47,9 @@ def measured(step: Callable[[], Any], what: ForwardBackward | Step) -> StepTimel
     that a step updates, are unchanged afterwards. Raises WorkbenchError without a GPU.
     """
     if not torch.cuda.is_available():
-        raise WorkbenchError("a timeline is measured on a GPU, and there is none here: simulated(...) estimates one")
+        raise WorkbenchError(
+            "a timeline is measured on a GPU, and there is none here: simulated(...) estimates one"
+        )
     run = what if isinstance(what, Step) else CompiledStep(what)
     with restoring_module(run.module, run.written), restoring(run.states):
         events, calls = profiled(step)
@@ -83,7 +85,9 @@ def _match(nccl: Sequence[Kernel], lanes: dict[str, list[Span]]) -> dict[Kernel,
     for kernel in nccl:
         streams.setdefault(kernel.stream, []).append(kernel)
     for own in streams.values():
-        fits = [spans for spans in lanes.values() if list(map(_kind, spans)) == list(map(_kind, own))]
+        fits = [
+            spans for spans in lanes.values() if list(map(_kind, spans)) == list(map(_kind, own))
+        ]
         if len(fits) == 1:
             found |= dict(zip(own, fits[0], strict=True))
     for kind in dict.fromkeys(map(_kind, nccl)):
@@ -94,7 +98,9 @@ def _match(nccl: Sequence[Kernel], lanes: dict[str, list[Span]]) -> dict[Kernel,
     return found
 
 
-def run_of_kernels(kernels: Sequence[Kernel], graphs: dict[str, GraphModule], source: str) -> StepTimeline:
+def run_of_kernels(
+    kernels: Sequence[Kernel], graphs: dict[str, GraphModule], source: str
+) -> StepTimeline:
     """The profile as a StepTimeline. A collective counts as hidden where compute covers 95 % of it. Otherwise its limit
     says whether the CPU launched the compute that follows too late to begin before the middle of it, or whether
     compute waits for other communication that ends later.

@@ -71,8 +71,9 @@ def on_ranks(
         return World(pool.backend, pool.size, 0, device), answers  # type: ignore[arg-type]
 
 
-def _with_post(function: Callable[..., Answer], recipe: Recipe, args: Sequence[Any], told: bool, before: float
-               ) -> Answer:
+def _with_post(
+    function: Callable[..., Answer], recipe: Recipe, args: Sequence[Any], told: bool, before: float
+) -> Answer:
     send = send_progress if told and current_world().rank == 0 else None
     began, joining = call_began()
     return function(recipe, *args, Post(send, recipe.training.steps, began - before, joining))
@@ -84,8 +85,10 @@ def pool_of(recipe: Recipe, world: WorldChoice | RankPool, timeout: float) -> It
     size = recipe.mesh.world_size
     if isinstance(world, RankPool):
         if world.size != size:
-            raise WorldError(f"recipe {recipe.name!r} needs {counted(size, 'rank')}, and this pool has {world.size}: "
-                             f"change the mesh, or start ranks({size})")
+            raise WorldError(
+                f"recipe {recipe.name!r} needs {counted(size, 'rank')}, and this pool has {world.size}: "
+                f"change the mesh, or start ranks({size})"
+            )
         yield world
         return
     if world == "nccl":
@@ -98,10 +101,14 @@ def refuse_nccl(ranks_here: int) -> None:
     """Say it where NCCL would have too few GPUs."""
     found = gpus()
     if not found:
-        raise WorldError("world nccl needs GPUs, and no CUDA GPU can be used here: take world gloo, or fake")
+        raise WorldError(
+            "world nccl needs GPUs, and no CUDA GPU can be used here: take world gloo, or fake"
+        )
     if found < ranks_here:
-        raise WorldError(f"world nccl needs a GPU for each of the {ranks_here} ranks, and this machine has "
-                         f"{counted(found, 'GPU')}: make the mesh smaller, or take world gloo")
+        raise WorldError(
+            f"world nccl needs a GPU for each of the {ranks_here} ranks, and this machine has "
+            f"{counted(found, 'GPU')}: make the mesh smaller, or take world gloo"
+        )
 
 
 def launched() -> bool:
@@ -115,7 +122,9 @@ def among_ranks(world: WorldChoice | RankPool) -> TypeGuard[WorldChoice]:
 
 
 @contextmanager
-def joined(recipe: Recipe, kind: WorldChoice = "auto", *, timeout: float = 600.0) -> Iterator[World]:
+def joined(
+    recipe: Recipe, kind: WorldChoice = "auto", *, timeout: float = 600.0
+) -> Iterator[World]:
     """The world that this process is a rank of already, or that torchrun started it for: left again at the end.
 
     kind and timeout are those of `run`. WorldError where the recipe's mesh has another size, or nothing started ranks.
@@ -125,17 +134,28 @@ def joined(recipe: Recipe, kind: WorldChoice = "auto", *, timeout: float = 600.0
         return
     if not launched():
         count = recipe.mesh.world_size
-        raise WorldError(f"recipe {recipe.name!r} needs {counted(count, 'rank')}, and nothing started this "
-                         f"process as one: start it with torchrun --nproc-per-node {count}")
-    size, local = int(os.environ["WORLD_SIZE"]), int(os.environ.get("LOCAL_RANK", os.environ["RANK"]))
+        raise WorldError(
+            f"recipe {recipe.name!r} needs {counted(count, 'rank')}, and nothing started this "
+            f"process as one: start it with torchrun --nproc-per-node {count}"
+        )
+    size, local = (
+        int(os.environ["WORLD_SIZE"]),
+        int(os.environ.get("LOCAL_RANK", os.environ["RANK"])),
+    )
     here = int(os.environ.get("LOCAL_WORLD_SIZE", size))
     found = gpus()
     if recipe.mesh.world_size != size:
-        raise WorldError(f"recipe {recipe.name!r} needs {recipe.mesh.world_size} ranks, and torchrun started {size}: "
-                         f"change the mesh with --set, or start {recipe.mesh.world_size} ranks")
+        raise WorldError(
+            f"recipe {recipe.name!r} needs {recipe.mesh.world_size} ranks, and torchrun started {size}: "
+            f"change the mesh with --set, or start {recipe.mesh.world_size} ranks"
+        )
     if kind == "nccl":
         refuse_nccl(here)
-    backend = "nccl" if kind == "nccl" or (kind == "auto" and found >= here and dist.is_nccl_available()) else "gloo"
+    backend = (
+        "nccl"
+        if kind == "nccl" or (kind == "auto" and found >= here and dist.is_nccl_available())
+        else "gloo"
+    )
     device = own_gpu(backend, local)
     with one_worker_thread():
         dist.init_process_group(backend, timeout=timedelta(seconds=timeout), device_id=device)
@@ -148,6 +168,8 @@ def joined(recipe: Recipe, kind: WorldChoice = "auto", *, timeout: float = 600.0
 
 def _fitting(world: World, recipe: Recipe) -> World:
     if recipe.mesh.world_size != world.size:
-        raise WorldError(f"recipe {recipe.name!r} needs {recipe.mesh.world_size} ranks, and this {world.kind} world "
-                         f"has {world.size}: change the mesh, or run on {recipe.mesh.world_size} ranks")
+        raise WorldError(
+            f"recipe {recipe.name!r} needs {recipe.mesh.world_size} ranks, and this {world.kind} world "
+            f"has {world.size}: change the mesh, or run on {recipe.mesh.world_size} ranks"
+        )
     return world

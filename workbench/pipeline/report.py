@@ -43,21 +43,33 @@ def merge_rows(ranks: Sequence[Sequence[PassRow]]) -> list[PassRow]:
     return merged
 
 
-def check_expectations(recipe: Recipe, training: Training | None, saved_bytes: int) -> list[Expectation]:
+def check_expectations(
+    recipe: Recipe, training: Training | None, saved_bytes: int
+) -> list[Expectation]:
     """What the recipe expects beside the passes' contracts. The loss falls if the last fifth is below the first."""
     found = []
     if recipe.expect.loss_falls:
         if training is None:
             found.append(Expectation("loss_falls", Outcome.UNKNOWN, "a fake world trains nothing"))
         elif len(training.losses) < 2:
-            found.append(Expectation("loss_falls", Outcome.UNKNOWN, "one step has no course: set training.steps to 2"))
+            found.append(
+                Expectation(
+                    "loss_falls", Outcome.UNKNOWN, "one step has no course: set training.steps to 2"
+                )
+            )
         else:
             part = max(1, len(training.losses) // 5)
-            first, last = (statistics.fmean(x) for x in (training.losses[:part], training.losses[-part:]))
+            first, last = (
+                statistics.fmean(x) for x in (training.losses[:part], training.losses[-part:])
+            )
             outcome = Outcome.PASS if last < first else Outcome.FAIL
             found.append(Expectation("loss_falls", outcome, f"from {first:.4f} to {last:.4f}"))
     limit = recipe.expect.max_saved_bytes
     if limit is not None:
         outcome = Outcome.PASS if saved_bytes <= limit else Outcome.FAIL
-        found.append(Expectation("max_saved_bytes", outcome, f"{saved_bytes:,} bytes saved, at most {limit:,}"))
+        found.append(
+            Expectation(
+                "max_saved_bytes", outcome, f"{saved_bytes:,} bytes saved, at most {limit:,}"
+            )
+        )
     return found

@@ -61,7 +61,9 @@ class Peak:
     @property
     def off(self) -> float | None:
         """By which share of the measured peak the prediction is too high."""
-        return self.predicted.bytes / self.measured - 1 if self.predicted and self.measured else None
+        return (
+            self.predicted.bytes / self.measured - 1 if self.predicted and self.measured else None
+        )
 
 
 @dataclass(frozen=True)
@@ -126,11 +128,21 @@ class ReportData:
     @property
     def problems(self) -> list[str]:
         """Why the run is not ok, a sentence each: verdicts that fail, expectations missed, no effect where strict."""
-        found = [f"{r.name}: {v}" for r in self.passes for v in r.verdicts if v.outcome is Outcome.FAIL]
-        found += [f"all passes: {v}" for v in [self.schedule, *self.pipeline] if v.outcome is Outcome.FAIL]
-        found += [f"expected {e.name}: {e.message}" for e in self.expectations if e.outcome is Outcome.FAIL]
+        found = [
+            f"{r.name}: {v}" for r in self.passes for v in r.verdicts if v.outcome is Outcome.FAIL
+        ]
+        found += [
+            f"all passes: {v}" for v in [self.schedule, *self.pipeline] if v.outcome is Outcome.FAIL
+        ]
+        found += [
+            f"expected {e.name}: {e.message}"
+            for e in self.expectations
+            if e.outcome is Outcome.FAIL
+        ]
         if self.recipe.strict:
-            found += [f"{name}: NO_EFFECT, and the recipe is strict ({why})" for name, why in self.idle]
+            found += [
+                f"{name}: NO_EFFECT, and the recipe is strict ({why})" for name, why in self.idle
+            ]
         return found
 
     @property
@@ -174,7 +186,9 @@ class ReportData:
 
     def __repr__(self) -> str:
         rows = ", ".join(f"{r.name} {r.outcome}" for r in self.passes) or "no passes"
-        return f"Report({self.recipe.name} on {self.world['size']} {self.world['kind']} ranks: {rows})"
+        return (
+            f"Report({self.recipe.name} on {self.world['size']} {self.world['kind']} ranks: {rows})"
+        )
 
 
 def median_step(training: Training | None) -> float | None:

@@ -26,7 +26,9 @@ def _painted(text: str, outcome: Outcome, color: bool) -> str:
 def title(report: ReportData) -> str:
     size = report.world["size"]
     who = counted(size, f"{report.world['kind']} rank")
-    return f"{report.recipe.name} on {who} ({mesh_text(report.world['axes'])}), level {report.level}"
+    return (
+        f"{report.recipe.name} on {who} ({mesh_text(report.world['axes'])}), level {report.level}"
+    )
 
 
 def heads(report: ReportData) -> tuple[str, ...]:
@@ -49,7 +51,10 @@ def rows(report: ReportData) -> list[tuple[str, list[Outcome | None]]]:
     found: list[tuple[str, list[Outcome | None]]] = [
         (r.name, outcomes(r.verdicts, heads(report))) for r in report.passes]
     whole = whole_step(report)
-    return [*found, ("whole step", [whole[c].outcome if c in whole else None for c in heads(report)])]
+    return [
+        *found,
+        ("whole step", [whole[c].outcome if c in whole else None for c in heads(report)]),
+    ]
 
 
 def outcomes(verdicts: Sequence[Verdict], checks: Sequence[str]) -> list[Outcome | None]:
@@ -60,15 +65,22 @@ def outcomes(verdicts: Sequence[Verdict], checks: Sequence[str]) -> list[Outcome
 
 def reasons(report: ReportData) -> list[tuple[str, list[Verdict]]]:
     """(name, verdicts) that say something: what passed and what did not; for the unchecked see `unchecked`."""
-    found = [(r.name, r.verdicts) for r in report.passes] + [("whole step", [report.schedule, *report.pipeline])]
-    return [(name, [v for v in verdicts if v.outcome is not Outcome.UNKNOWN and said(v)]) for name, verdicts in found]
+    found = [(r.name, r.verdicts) for r in report.passes] + [
+        ("whole step", [report.schedule, *report.pipeline])
+    ]
+    return [
+        (name, [v for v in verdicts if v.outcome is not Outcome.UNKNOWN and said(v)])
+        for name, verdicts in found
+    ]
 
 
 def said(verdict: Verdict) -> str:
     """The message, or what figures the evidence holds."""
     if verdict.message:
         return verdict.message
-    return "; ".join(filter(None, (_figure(k.replace("_", " "), v) for k, v in verdict.evidence.items())))
+    return "; ".join(
+        filter(None, (_figure(k.replace("_", " "), v) for k, v in verdict.evidence.items()))
+    )
 
 
 def _figure(name: str, value: Any) -> str:
@@ -79,18 +91,27 @@ def _figure(name: str, value: Any) -> str:
         return f"{name} " + ", ".join(f"{str(k).replace('_', ' ')} {v:,}" for k, v in value.items())
     if isinstance(value, list):
         few = len(value) <= 3 and all(isinstance(v, int) for v in value)
-        return f"{name} " + (", ".join(f"{v:,}" for v in value) if few and value else str(len(value)))
+        return f"{name} " + (
+            ", ".join(f"{v:,}" for v in value) if few and value else str(len(value))
+        )
     if isinstance(value, int):
         return f"{name} {value:,}"
     return f"{name} {value}" if isinstance(value, float | str) else ""
 
 
-def unchecked(passes: Sequence[Sequence[Verdict]], others: Sequence[Verdict], not_run: str) -> dict[str, list[str]]:
+def unchecked(
+    passes: Sequence[Sequence[Verdict]], others: Sequence[Verdict], not_run: str
+) -> dict[str, list[str]]:
     """Each reason why something was not checked, and the checks it stands for.
 
     passes: the verdicts of each pass. not_run: why no graph was run, or "".
     """
-    reasons = [(v.message, v.check) for each in (*passes, others) for v in each if v.outcome is Outcome.UNKNOWN]
+    reasons = [
+        (v.message, v.check)
+        for each in (*passes, others)
+        for v in each
+        if v.outcome is Outcome.UNKNOWN
+    ]
     for verdicts in passes:
         checks = {v.check for v in verdicts}
         reasons += [(NO_GRAPH, check) for check in ("lint", "collectives") if check not in checks]
@@ -128,20 +149,30 @@ def peak_lines(report: ReportData) -> list[str]:
     peak, gib = report.peak, 2**30
     if peak is None or (peak.predicted is None and peak.measured is None):
         return []
-    told = [f"{peak.measured / gib:.2f} GiB measured on rank 0"] if peak.measured is not None else []
+    told = (
+        [f"{peak.measured / gib:.2f} GiB measured on rank 0"] if peak.measured is not None else []
+    )
     if peak.predicted is not None:
         off = f" ({peak.off:+.1%})" if peak.off is not None else ""
-        told.append(f"{peak.predicted.bytes / gib:.2f} GiB predicted, in the {peak.predicted.phase}{off}")
+        told.append(
+            f"{peak.predicted.bytes / gib:.2f} GiB predicted, in the {peak.predicted.phase}{off}"
+        )
     lines = [f"peak memory: {', '.join(told)}"]
     if peak.predicted is not None and peak.measured is not None:
-        lines += [f"  {size / gib:8.3f} GiB  {name}  {where}" for name, size, where in peak.predicted.holders]
+        lines += [
+            f"  {size / gib:8.3f} GiB  {name}  {where}"
+            for name, size, where in peak.predicted.holders
+        ]
     return lines
 
 
 def lossy(report: ReportData) -> list[str]:
     """Each LOSSY pass with its tolerance: told once, where its verdicts are shown."""
-    return [f"{r.name} is LOSSY: norm-relative tolerance {r.tolerance:g} on the loss and each gradient"
-            for r in report.passes if r.tolerance is not None]
+    return [
+        f"{r.name} is LOSSY: norm-relative tolerance {r.tolerance:g} on the loss and each gradient"
+        for r in report.passes
+        if r.tolerance is not None
+    ]
 
 
 def figures(report: ReportData) -> list[str]:
@@ -152,9 +183,14 @@ def figures(report: ReportData) -> list[str]:
     if roof.ceiling is None or training is None or step is None:
         return [*lines, roof.reason]
     lines[-1] += f"; matmul ceiling {_si(roof.ceiling)}FLOP/s on all ranks in {roof.dtype}"
-    lines.append(f"step: {step * 1e3:,.1f} ms (median), {report.tokens_per_second or 0:,.0f} tokens/s; "
-                 f"roofline {(roof.step_seconds or 0) * 1e3:,.2f} ms, {roof.fraction or 0:.1%} of it reached")
-    losses, resumed = training.losses, f" after the {training.first_step} of a checkpoint" * bool(training.first_step)
+    lines.append(
+        f"step: {step * 1e3:,.1f} ms (median), {report.tokens_per_second or 0:,.0f} tokens/s; "
+        f"roofline {(roof.step_seconds or 0) * 1e3:,.2f} ms, {roof.fraction or 0:.1%} of it reached"
+    )
+    losses, resumed = (
+        training.losses,
+        f" after the {training.first_step} of a checkpoint" * bool(training.first_step),
+    )
     lines.append(f"loss: {losses[0]:.4f} to {losses[-1]:.4f} in {len(losses)} steps{resumed}; "
                  f"gradient norm {training.norms[0]:.3f} to {training.norms[-1]:.3f}")
     if warning := training.warning():
@@ -183,18 +219,29 @@ def verdict_line(report: ReportData) -> tuple[str, Outcome]:
 
 
 def _wrapped(text: str, width: int, first: str, rest: str) -> list[str]:
-    return textwrap.wrap(text, width, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False) or [first]
+    return textwrap.wrap(
+        text, width, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False
+    ) or [first]
 
 
-def grid(checks: Sequence[str], named: Sequence[tuple[str, Sequence[Outcome | None]]], *, color: bool = False
-         ) -> list[str]:
+def grid(
+    checks: Sequence[str],
+    named: Sequence[tuple[str, Sequence[Outcome | None]]],
+    *,
+    color: bool = False,
+) -> list[str]:
     """A line of heads, and a line for each name with its outcome of each check."""
     cells = [[name, *(str(outcome or "-") for outcome in outcomes)] for name, outcomes in named]
     lines = aligned([["", *checks], *cells])
-    return [_OUTCOME.sub(lambda word: _painted(word[0], Outcome(word[0]), color), line) for line in lines]
+    return [
+        _OUTCOME.sub(lambda word: _painted(word[0], Outcome(word[0]), color), line)
+        for line in lines
+    ]
 
 
-def table(report: ReportData, *, reasoned: bool = True, color: bool = False, width: int = 100) -> str:
+def table(
+    report: ReportData, *, reasoned: bool = True, color: bool = False, width: int = 100
+) -> str:
     """See `Report.table`."""
     lines = [title(report), "", *grid(heads(report), rows(report), color=color)]
     for name, verdicts in reasons(report) if reasoned else []:
@@ -203,22 +250,36 @@ def table(report: ReportData, *, reasoned: bool = True, color: bool = False, wid
         for v in verdicts:
             mark = "" if v.outcome is Outcome.PASS else f"{v.outcome}: "
             reason = _wrapped(mark + said(v), width, f"  {v.check:<12}", " " * 14)
-            lines += [_painted(line, v.outcome, color and v.outcome is not Outcome.PASS) for line in reason]
+            lines += [
+                _painted(line, v.outcome, color and v.outcome is not Outcome.PASS)
+                for line in reason
+            ]
     if reasoned and (missing := _unchecked(report)):
         lines += ["", "not checked"]
         for why, checks in missing.items():
             lines += _wrapped(f"{', '.join(checks)}: {why}", width, "  ", "    ")
     lines.append("")
     expected = [f"expected {e.name}: {e.outcome}, {e.message}" for e in report.expectations]
-    for line in [*lossy(report), *expected, *(pass_figures(report) if reasoned else []), *figures(report)]:
+    for line in [
+        *lossy(report),
+        *expected,
+        *(pass_figures(report) if reasoned else []),
+        *figures(report),
+    ]:
         lines += _wrapped(line, width, "", "  ")
-    lines += [_painted(line, Outcome.FAIL, color) for p in report.problems for line in _wrapped(p, width, "! ", "  ")]
+    lines += [
+        _painted(line, Outcome.FAIL, color)
+        for p in report.problems
+        for line in _wrapped(p, width, "! ", "  ")
+    ]
     text, outcome = verdict_line(report)
     return "\n".join([*lines, _painted(text, outcome, color)])
 
 
 def _unchecked(report: ReportData) -> dict[str, list[str]]:
-    return unchecked([row.verdicts for row in report.passes], [report.schedule, *report.pipeline], report.not_run)
+    return unchecked(
+        [row.verdicts for row in report.passes], [report.schedule, *report.pipeline], report.not_run
+    )
 
 
 def html(report: ReportData) -> str:
@@ -235,17 +296,24 @@ def html(report: ReportData) -> str:
     body.append("<tr><td style='text-align:left'>whole step</td>" + "".join(last) + "</tr>")
     listed = "".join(
         f"<li><code>{escape(name)}</code>: {'; '.join(escape(f'{v.check}: {_fact(v)}') for v in told)}</li>"
-        for name, verdicts in reasons(report) if (told := [v for v in verdicts if _fact(v)])
+        for name, verdicts in reasons(report)
+        if (told := [v for v in verdicts if _fact(v)])
     )
     listed += "".join(f"<li>{escape(', '.join(checks))}: UNKNOWN, {escape(why)}</li>"
                       for why, checks in _unchecked(report).items())
     text, outcome = verdict_line(report)
-    lines = [*lossy(report), *(f"expected {e.name}: {e.outcome}" for e in report.expectations), *report.problems]
-    return (f"<b>{escape(title(report))}</b>"
-            f"<table><thead><tr><th></th>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
-            + "".join(f"<div>{escape(line)}</div>" for line in lines)
-            + f"<div><b style='background:{FILLS[outcome]};color:#222;padding:0 .4em'>{escape(text)}</b></div>"
-            f"<details><summary>what was found</summary><ul>{listed}</ul></details>")
+    lines = [
+        *lossy(report),
+        *(f"expected {e.name}: {e.outcome}" for e in report.expectations),
+        *report.problems,
+    ]
+    return (
+        f"<b>{escape(title(report))}</b>"
+        f"<table><thead><tr><th></th>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
+        + "".join(f"<div>{escape(line)}</div>" for line in lines)
+        + f"<div><b style='background:{FILLS[outcome]};color:#222;padding:0 .4em'>{escape(text)}</b></div>"
+        f"<details><summary>what was found</summary><ul>{listed}</ul></details>"
+    )
 
 
 def _fact(verdict: Verdict) -> str:

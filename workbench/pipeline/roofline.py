@@ -67,4 +67,6 @@ def roofline(flop_per_token: float, dtype: str, tokens: int, ceiling: float | No
     if ceiling is None:
         return Roofline(flop_per_token, dtype, reason=reason)
     least = flop_per_token * tokens / ceiling
-    return Roofline(flop_per_token, dtype, ceiling, least, least / measured if measured else None, reason)
+    return Roofline(
+        flop_per_token, dtype, ceiling, least, least / measured if measured else None, reason
+    )

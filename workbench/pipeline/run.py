@@ -84,11 +84,17 @@ def run(
     began = time.perf_counter()
     recipe = runnable(recipe, world)
     if world == "fake" and checkpoints is not None:
-        raise WorkbenchError(f"checkpoints {checkpoints}: a fake world trains nothing: take world gloo or nccl")
+        raise WorkbenchError(
+            f"checkpoints {checkpoints}: a fake world trains nothing: take world gloo or nccl"
+        )
     check_saving(recipe, checkpoints, save_every)
     folder = None if checkpoints is None else Path(checkpoints).absolute()
     if world != "fake":
-        load_text(recipe.data.path, seq_len=recipe.data.seq_len, vocab_size=int(recipe.model.sizes()["vocab_size"]))
+        load_text(
+            recipe.data.path,
+            seq_len=recipe.data.seq_len,
+            vocab_size=int(recipe.model.sizes()["vocab_size"]),
+        )
     here, results = on_ranks(recipe, world, on_rank, level, folder, save_every, timeout=timeout,
                              progress=progress, began=began)
     report = report_of(recipe, here, level, results)
@@ -97,7 +103,9 @@ def run(
 
 def _start(ranks: list[tuple[float, float]]) -> float | None:
     """Seconds of the slowest rank. Joining counts for the rank that came last, for which the others waited."""
-    return min(joining for joining, _ in ranks) + max(later for _, later in ranks) if ranks else None
+    return (
+        min(joining for joining, _ in ranks) + max(later for _, later in ranks) if ranks else None
+    )
 
 
 def _kept(report: Report) -> Report:
@@ -110,18 +118,24 @@ def _kept(report: Report) -> Report:
     return report
 
 
-def on_rank(recipe: Recipe, level: Level, folder: Path | None, save_every: int | None, post: Post) -> RankResult:
+def on_rank(
+    recipe: Recipe, level: Level, folder: Path | None, save_every: int | None, post: Post
+) -> RankResult:
     """One rank's part of `run`: every rank of the world calls it. folder: that of the checkpoints."""
     world = current_world()
     # a pass without effect is told in the report, which a strict recipe then fails: no rank raises alone
-    built = build(recipe.model_copy(update={"strict": False}), world, level=level, progress=post.stage)
+    built = build(
+        recipe.model_copy(update={"strict": False}), world, level=level, progress=post.stage
+    )
     training = None
     if world.kind in ("gloo", "nccl"):
         if level == "full":
             post.stage("time")
             time_graphs(built.records, built.step)
         post.stage("train")
-        training = train(built.authored, built.step, progress=post.step, folder=folder, save_every=save_every)
+        training = train(
+            built.authored, built.step, progress=post.step, folder=folder, save_every=save_every
+        )
         post.stage("measure")
     return replace(_result(built, recipe, level, training), start=post.start)
 
@@ -156,7 +170,9 @@ def _result(built: Built, recipe: Recipe, level: Level, training: Training | Non
 
 
 def _once(built: Built, batch: tuple[Any, ...]) -> None:
-    built.authored.module.zero_grad(set_to_none=True)  # a replayed step refuses to write over gradients that are held
+    built.authored.module.zero_grad(
+        set_to_none=True
+    )  # a replayed step refuses to write over gradients that are held
     built.step.once(*batch)
 
 
@@ -191,9 +207,13 @@ def predicted_peak(built: Built) -> StepPeak:
     return peak_by(built.step.split.graphs, [record.name for record in built.records])
 
 
-def peak_by(graphs: tuple[GraphModule, ...], passes: Sequence[str], *, gpu: bool = False) -> StepPeak:
+def peak_by(
+    graphs: tuple[GraphModule, ...], passes: Sequence[str], *, gpu: bool = False
+) -> StepPeak:
     """The peak of a step of these graphs, which lowering and replay passes among `passes` will run."""
-    return step_peak(graphs, fused="full_inductor_compilation" in passes, replayed="cudagraph" in passes, gpu=gpu)
+    return step_peak(
+        graphs, fused="full_inductor_compilation" in passes, replayed="cudagraph" in passes, gpu=gpu
+    )
 
 
 def report_of(recipe: Recipe, world: World, level: str, results: list[RankResult]) -> Report:
@@ -202,8 +222,14 @@ def report_of(recipe: Recipe, world: World, level: str, results: list[RankResult
     tokens = recipe.data.seq_len * recipe.data.batch_per_rank * recipe.mesh.dp
     # a fake world builds one rank: the others of its mesh hold as much
     flop = sum(r.flop for r in results) if len(results) == world.size else first.flop * world.size
-    reason = "" if first.ceiling is not None else f"a {world.kind} world runs nothing: no ceiling to measure"
-    peaks = [r.training.peak_bytes for r in results if r.training and r.training.peak_bytes is not None]
+    reason = (
+        ""
+        if first.ceiling is not None
+        else f"a {world.kind} world runs nothing: no ceiling to measure"
+    )
+    peaks = [
+        r.training.peak_bytes for r in results if r.training and r.training.peak_bytes is not None
+    ]
     pipeline = [gravest_rank(same) for same in zip(*(r.pipeline for r in results), strict=True)]
     return Report(
         recipe=recipe,

@@ -53,7 +53,9 @@ def choose(spec: PassSpec | str | Mapping[str, Any], stages: Collection[Stage],
     try:
         spec = PassSpec.model_validate(spec)
     except ValidationError:
-        raise WorkbenchError(f"{where} takes passes by name, or as tables with a name, and got {spec!r}") from None
+        raise WorkbenchError(
+            f"{where} takes passes by name, or as tables with a name, and got {spec!r}"
+        ) from None
     item = find_pass(spec.name)
     if item.contract.stage not in stages:
         raise WorkbenchError(
@@ -63,11 +65,15 @@ def choose(spec: PassSpec | str | Mapping[str, Any], stages: Collection[Stage],
     try:
         return item, item.contract.options.model_validate(dict(spec.options))
     except ValidationError as error:
-        problems = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'options'}: {e['msg']}" for e in error.errors())
+        problems = "; ".join(
+            f"{'.'.join(map(str, e['loc'])) or 'options'}: {e['msg']}" for e in error.errors()
+        )
         raise WorkbenchError(f"pass {spec.name!r}: {problems}") from None
 
 
-def capture_decompositions(specs: Sequence[PassSpec | str | Mapping[str, Any]]) -> dict[Any, Any] | None:
+def capture_decompositions(
+    specs: Sequence[PassSpec | str | Mapping[str, Any]],
+) -> dict[Any, Any] | None:
     """Inductor's table, where one of these joint passes leaves its work to the capture; None where none does."""
     at_capture = any(choose(spec, JOINT, "joint_passes")[1].at_capture for spec in specs)
     return lowering.decomposition_table() if at_capture else None
@@ -82,8 +88,10 @@ def copy_graph(graph: GraphModule, step: StepFacts | None = None) -> GraphModule
     try:
         copy = aot.clone(graph)
     except KeyError as error:
-        raise WorkbenchError(f"a graph reads {error.args[0]} before it is computed: see the lint verdict of the "
-                             "pass before, or call graph.lint() at its end") from None
+        raise WorkbenchError(
+            f"a graph reads {error.args[0]} before it is computed: see the lint verdict of the "
+            "pass before, or call graph.lint() at its end"
+        ) from None
     facts = facts_of(graph)
     set_facts(copy, facts.of(facts.part, step))
     for node in copy.graph.nodes:
@@ -92,7 +100,9 @@ def copy_graph(graph: GraphModule, step: StepFacts | None = None) -> GraphModule
     return copy
 
 
-def apply_pass(item: RegisteredPass, given: GraphModule | Body, example_inputs: list[Any], options: Any) -> Any:
+def apply_pass(
+    item: RegisteredPass, given: GraphModule | Body, example_inputs: list[Any], options: Any
+) -> Any:
     """The pass's result, of the type that its stage asks for. Its errors are raised as WorkbenchError with its name."""
     callables = item.contract.stage in (Stage.LOWERING, Stage.REPLAY)
     graph = graph_of(given)
@@ -107,9 +117,13 @@ def apply_pass(item: RegisteredPass, given: GraphModule | Body, example_inputs: 
     except WorkbenchError:
         raise
     except Exception as error:
-        raise WorkbenchError(f"{where} raised {type(error).__name__}: {error}{place_of(error)}") from error
+        raise WorkbenchError(
+            f"{where} raised {type(error).__name__}: {error}{place_of(error)}"
+        ) from error
     if not (callable(result) if callables else isinstance(result, GraphModule)):
-        wanted = "a callable" if callables else "the GraphModule, also where it was changed in place"
+        wanted = (
+            "a callable" if callables else "the GraphModule, also where it was changed in place"
+        )
         raise WorkbenchError(f"{where} returned {type(result).__name__}: return {wanted}")
     if not callables:
         set_facts(result, facts)
@@ -120,8 +134,10 @@ def apply_pass(item: RegisteredPass, given: GraphModule | Body, example_inputs: 
 def _require_static(graph: GraphModule, where: str) -> None:
     read = next((n for n in graph.graph.nodes if is_symbolic(n.meta.get("val"))), None)
     if read is not None:
-        raise WorkbenchError(f"{where}: it needs sizes that are the same in every step, and that of {read.name} "
-                             f"({module_path(read) or 'an input'}) is read from the device: give it a static size")
+        raise WorkbenchError(
+            f"{where}: it needs sizes that are the same in every step, and that of {read.name} "
+            f"({module_path(read) or 'an input'}) is read from the device: give it a static size"
+        )
 
 
 def _run_pass(item: RegisteredPass, options: Any, before: tuple[Any, ...], known: Known,
@@ -188,7 +204,9 @@ def run_partitioned(
 
     A pass that raises, on either graph, leaves both as it received them.
     """
-    chosen = [choose(spec, pair.stages, "run_partitioned") for spec in listed(specs, "run_partitioned")]
+    chosen = [
+        choose(spec, pair.stages, "run_partitioned") for spec in listed(specs, "run_partitioned")
+    ]
     records: list[PassRecord] = []
     for item, options in chosen:
         pair.require_usable()
@@ -197,7 +215,9 @@ def run_partitioned(
         before: tuple[Any, ...] = pair.graphs
         if stage is Stage.REPLAY:
             before = bodies_of(pair.graphs, pair.known.bodies, pair.facts)
-        record = _run_pass(item, options, before, pair.known, map(pair.context, pair.parts), pair.facts)
+        record = _run_pass(
+            item, options, before, pair.known, map(pair.context, pair.parts), pair.facts
+        )
         record.order = pair.facts.order
         if record.broken is None:
             record.chosen = order.chosen_by(item, record.after, options)
@@ -218,7 +238,9 @@ def agree_on_collectives(pair: Partitioned) -> Verdict:
 
     Raises WorkbenchError on every rank, naming the first difference.
     """
-    found = collectives.exchange(pair.graphs)  # also of a broken graph: the other ranks would wait for this one
+    found = collectives.exchange(
+        pair.graphs
+    )  # also of a broken graph: the other ranks would wait for this one
     if found.outcome is Outcome.FAIL:
         raise WorkbenchError(found.message)
     return found

@@ -53,11 +53,16 @@ class StepProfile:
     waiting_ms: float = 0.0
 
     def __str__(self) -> str:
-        copied = (f" host copies {self.copies_ms:,.1f} ms, {self.exposed_copies_ms:,.1f} ms of it exposed;"
-                  if self.copies_ms else "")
+        copied = (
+            f" host copies {self.copies_ms:,.1f} ms, {self.exposed_copies_ms:,.1f} ms of it exposed;"
+            if self.copies_ms
+            else ""
+        )
         copied += f" {waits_counted(self.waiting_ms)};" if self.waiting_ms else ""
-        return (f"kernels {self.kernels_ms:,.1f} ms, NCCL {self.nccl_ms:,.1f} ms, {self.exposed_nccl_ms:,.1f} ms of it "
-                f"exposed;{copied} {self.kernels:,} kernels in {self.launches:,} launches")
+        return (
+            f"kernels {self.kernels_ms:,.1f} ms, NCCL {self.nccl_ms:,.1f} ms, {self.exposed_nccl_ms:,.1f} ms of it "
+            f"exposed;{copied} {self.kernels:,} kernels in {self.launches:,} launches"
+        )
 
 
 def covered(spans: Iterable[Interval]) -> float:
@@ -89,7 +94,9 @@ def step_profile(kernels: Sequence[tuple[str, float, float]], launches: int = 0)
 
 def since(events: Sequence[Any], mark: str) -> list[Any]:
     """The events of a profile from the range called `mark` on, without the range itself."""
-    begin = max(e.time_range.start for e in events if e.name == mark and e.device_type == DeviceType.CPU)
+    begin = max(
+        e.time_range.start for e in events if e.name == mark and e.device_type == DeviceType.CPU
+    )
     return [e for e in events if e.name != mark and e.time_range.start >= begin]
 
 
@@ -110,16 +117,22 @@ def profiled(step: Callable[[], Any]) -> tuple[list[Any], list[Any]]:
             torch.cuda.synchronize()
     events = since(seen.events() or [], _MARK)
     launches = [e for e in events if "LaunchKernel" in e.name or "GraphLaunch" in e.name]
-    return [e for e in events if e.device_type == DeviceType.CUDA and not e.is_user_annotation], launches
+    return [
+        e for e in events if e.device_type == DeviceType.CUDA and not e.is_user_annotation
+    ], launches
 
 
 def profile_of(step: Callable[[], Any]) -> StepProfile:
     """Run `step` twice, the second time profiled. Needs a CUDA device."""
     kernels, launches = profiled(step)
-    return step_profile([(e.name, e.time_range.start, e.time_range.end) for e in kernels], len(launches))
+    return step_profile(
+        [(e.name, e.time_range.start, e.time_range.end) for e in kernels], len(launches)
+    )
 
 
-def profile_step(step: Callable[[], Any], module: torch.nn.Module, written: Collection[str] = ()) -> StepProfile:
+def profile_step(
+    step: Callable[[], Any], module: torch.nn.Module, written: Collection[str] = ()
+) -> StepProfile:
     """Run `step` twice, the second time profiled; every rank calls it. Needs a CUDA device.
 
     The module's gradients are dropped before each run: a replayed step refuses to write over gradients that are held.

@@ -40,8 +40,10 @@ class ByteText:
         """
         places = self.data.numel() - seq_len
         if places < 1:
-            raise DataError(f"{self.source}: {self.data.numel()} bytes of text are too few for data.seq_len {seq_len}: "
-                            f"give at least {seq_len + 1}, or a shorter sequence")
+            raise DataError(
+                f"{self.source}: {self.data.numel()} bytes of text are too few for data.seq_len {seq_len}: "
+                f"give at least {seq_len + 1}, or a shorter sequence"
+            )
         rows = range(dp_rank * batch_per_rank, (dp_rank + 1) * batch_per_rank)
         starts = [_draw(f"{seed}/{step}/{row}") % places for row in rows]
         both = torch.stack([self.data[s : s + seq_len + 1] for s in starts]).long()
@@ -49,7 +51,11 @@ class ByteText:
 
 
 def load_text(
-    path: str | Path | None = None, *, seq_len: int = 1, vocab_size: int = BYTES, max_bytes: int = 4_000_000
+    path: str | Path | None = None,
+    *,
+    seq_len: int = 1,
+    vocab_size: int = BYTES,
+    max_bytes: int = 4_000_000,
 ) -> ByteText:
     """Read up to `max_bytes` of a folder's text files, sorted by path; None reads the standard library's `*.py`.
 
@@ -58,13 +64,17 @@ def load_text(
     `seq_len` and its target, or a vocabulary smaller than the 256 bytes.
     """
     if vocab_size < BYTES:
-        raise DataError(f"model.vocab_size {vocab_size} is less than the {BYTES} bytes of byte-level text: "
-                        f"set it to {BYTES} or more")
+        raise DataError(
+            f"model.vocab_size {vocab_size} is less than the {BYTES} bytes of byte-level text: "
+            f"set it to {BYTES} or more"
+        )
     folder = Path(sysconfig.get_path("stdlib") if path is None else path).expanduser()
     if not folder.is_dir():
         what = "is a file" if folder.exists() else "does not exist"
-        raise DataError(f"data.path {str(folder)!r} {what}: give a folder of text files, or leave it out for the "
-                        f"sources of Python's standard library")
+        raise DataError(
+            f"data.path {str(folder)!r} {what}: give a folder of text files, or leave it out for the "
+            f"sources of Python's standard library"
+        )
     text = bytearray()
     files = 0
     for file in _files(folder, "*.py" if path is None else "*"):
@@ -76,10 +86,14 @@ def load_text(
         if len(text) >= max_bytes:
             break
     if not files:
-        raise DataError(f"data.path {str(folder)!r} holds no text: put text files in it, or leave data.path out")
+        raise DataError(
+            f"data.path {str(folder)!r} holds no text: put text files in it, or leave data.path out"
+        )
     if len(text) < seq_len + 1:
-        raise DataError(f"data.path {str(folder)!r} holds {len(text)} bytes of text, and one sequence with its target "
-                        f"needs {seq_len + 1}: add text, or set data.seq_len to {len(text) - 1} or less")
+        raise DataError(
+            f"data.path {str(folder)!r} holds {len(text)} bytes of text, and one sequence with its target "
+            f"needs {seq_len + 1}: add text, or set data.seq_len to {len(text) - 1} or less"
+        )
     return ByteText(str(folder), files, torch.frombuffer(text[:max_bytes], dtype=torch.uint8))
 
 
@@ -103,7 +117,9 @@ def _read(file: Path, most: int) -> bytes:
         with file.open("rb") as stream:
             return stream.read(most)
     except OSError as exc:
-        raise DataError(f"{file}: cannot be read: {exc.strerror}; make it readable, or move it away") from None
+        raise DataError(
+            f"{file}: cannot be read: {exc.strerror}; make it readable, or move it away"
+        ) from None
 
 
 def _draw(key: str) -> int:

@@ -32,8 +32,10 @@ from workbench.world.mesh import coordinates
 def recipe_of(authored: Authored) -> Recipe:
     """The recipe `authored` was made from; WorkbenchError where there was none."""
     if authored.recipe is None:
-        raise WorkbenchError("this module was authored without a recipe, which says the data and the training: "
-                             "call the step in a loop of your own")
+        raise WorkbenchError(
+            "this module was authored without a recipe, which says the data and the training: "
+            "call the step in a loop of your own"
+        )
     return authored.recipe
 
 
@@ -46,20 +48,34 @@ class Batches:
     def __init__(self, authored: Authored):
         recipe = recipe_of(authored)
         place = coordinates(authored.mesh, authored.world.rank)
-        self.spec, self.device, self.accumulate = recipe.data, authored.world.device, recipe.training.accumulate
-        self.dp_rank = place.get("dp_replicate", 0) * recipe.mesh.dp_shard + place.get("dp_shard", 0)
+        self.spec, self.device, self.accumulate = (
+            recipe.data,
+            authored.world.device,
+            recipe.training.accumulate,
+        )
+        self.dp_rank = place.get("dp_replicate", 0) * recipe.mesh.dp_shard + place.get(
+            "dp_shard", 0
+        )
         self.text = load_text(
-            self.spec.path, seq_len=self.spec.seq_len, vocab_size=int(recipe.model.sizes()["vocab_size"])
+            self.spec.path,
+            seq_len=self.spec.seq_len,
+            vocab_size=int(recipe.model.sizes()["vocab_size"]),
         )
 
     def at(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
         spec = self.spec
         batch = self.text.batch(
-            step, seq_len=spec.seq_len, batch_per_rank=spec.batch_per_rank, dp_rank=self.dp_rank, seed=spec.seed
+            step,
+            seq_len=spec.seq_len,
+            batch_per_rank=spec.batch_per_rank,
+            dp_rank=self.dp_rank,
+            seed=spec.seed,
         )
         if self.device.type == "cuda":  # a copy from other memory would wait for the device
             batch = batch[0].pin_memory(), batch[1].pin_memory()
-        return batch[0].to(self.device, non_blocking=True), batch[1].to(self.device, non_blocking=True)
+        return batch[0].to(self.device, non_blocking=True), batch[1].to(
+            self.device, non_blocking=True
+        )
 
     def first(self) -> tuple[torch.Tensor, ...]:
         """What a step's graphs take at first: the first microbatch of the first step."""
@@ -91,8 +107,14 @@ class Training:
         """One sentence where a gradient norm was NaN or infinite, or else nothing."""
         if not self.nan_norms:
             return ""
-        did = "the update was skipped" if self.nan_norm == "skip" else "the update was applied all the same"
-        steps = ", ".join(map(str, self.nan_norms[:5])) + (" ..." if len(self.nan_norms) > 5 else "")
+        did = (
+            "the update was skipped"
+            if self.nan_norm == "skip"
+            else "the update was applied all the same"
+        )
+        steps = ", ".join(map(str, self.nan_norms[:5])) + (
+            " ..." if len(self.nan_norms) > 5 else ""
+        )
         return f"the gradient norm was NaN or infinite in step {steps}: {did} (training.nan_norm)"
 
 
@@ -102,8 +124,12 @@ def optimizer_of(authored: Authored) -> torch.optim.Optimizer:
     Its learning rate is a tensor, of the dtype in which the fused AdamW reads it.
     """
     device = authored.world.device
-    lr = torch.tensor(recipe_of(authored).training.lr, dtype=scalar_dtype("lr", device), device=device)
-    return ShardedAdamW([{"params": same} for same in by_mesh(authored.module.parameters())], lr=lr, fused=True)
+    lr = torch.tensor(
+        recipe_of(authored).training.lr, dtype=scalar_dtype("lr", device), device=device
+    )
+    return ShardedAdamW(
+        [{"params": same} for same in by_mesh(authored.module.parameters())], lr=lr, fused=True
+    )
 
 
 def by_mesh(parameters: Iterable[torch.nn.Parameter]) -> list[list[torch.nn.Parameter]]:
@@ -156,7 +182,9 @@ def clip(authored: Authored, limit: float | None) -> torch.Tensor:
     gradients = [p.grad for p in authored.module.parameters() if p.grad is not None]
     norm = total_norm(gradients)
     if limit is not None:
-        torch.ops.aten._foreach_mul_.Tensor([shard_of(gradient) for gradient in gradients], clipping(norm, limit))
+        torch.ops.aten._foreach_mul_.Tensor(
+            [shard_of(gradient) for gradient in gradients], clipping(norm, limit)
+        )
     return norm
 
 
@@ -181,7 +209,9 @@ def apart(
     return step
 
 
-def _read(pending: list[tuple[torch.Tensor, torch.Tensor]], size: int) -> tuple[list[float], list[float]]:
+def _read(
+    pending: list[tuple[torch.Tensor, torch.Tensor]], size: int
+) -> tuple[list[float], list[float]]:
     """Losses, their mean over all ranks, and norms of the steps since the last read."""
     losses = torch.stack([loss.detach().reshape(()).to(torch.float64) for loss, _ in pending])
     if size > 1:
@@ -227,11 +257,15 @@ def train(
         run = apart(authored, step or authored.module, optimizer)
     schedule = None if scheduler is None else scheduler(optimizer)
     if isinstance(schedule, ReduceLROnPlateau):
-        raise WorkbenchError("train(..., scheduler=ReduceLROnPlateau): it reads a validation loss, and train has none: "
-                             "take a scheduler that counts steps")
+        raise WorkbenchError(
+            "train(..., scheduler=ReduceLROnPlateau): it reads a validation loss, and train has none: "
+            "take a scheduler that counts steps"
+        )
     saved = None
     if folder is not None:
-        saved = hook("weights.checkpoints", f"checkpoints {folder}")(folder, authored, optimizer, schedule)
+        saved = hook("weights.checkpoints", f"checkpoints {folder}")(
+            folder, authored, optimizer, schedule
+        )
     batches = Batches(authored)
     cuda = world.device.type == "cuda"
     if cuda:
@@ -248,7 +282,9 @@ def train(
             counts.append(balance(authored.module))
             if schedule is not None:
                 _advance(schedule)
-            due = saved is not None and (index + 1 == spec.steps or (index + 1) % (save_every or spec.steps) == 0)
+            due = saved is not None and (
+                index + 1 == spec.steps or (index + 1) % (save_every or spec.steps) == 0
+            )
             if (index + 1) % spec.read_loss_every and index + 1 < spec.steps and not due:
                 continue
             for found, more in zip((losses, norms), _read(pending, world.size), strict=True):

@@ -34,8 +34,9 @@ class _Pairs(argparse.Action):
         pairs = list(getattr(namespace, self.dest))
         for key, value in values:
             if key in dict(pairs):
-                raise argparse.ArgumentError(self, f"{key} is given twice, as {dict(pairs)[key]!r} and {value!r}: "
-                                                   "keep one")
+                raise argparse.ArgumentError(
+                    self, f"{key} is given twice, as {dict(pairs)[key]!r} and {value!r}: keep one"
+                )
             pairs.append((key, value))
         setattr(namespace, self.dest, pairs)
 
@@ -45,7 +46,9 @@ def add_pairs(parser: argparse.ArgumentParser, option: str, help: str, form: str
     def pair(text: str) -> tuple[str, str]:
         key, equals, value = text.partition("=")
         if not (key and equals):
-            raise argparse.ArgumentTypeError(f"{text}: write {form}; put an argument without = before this option")
+            raise argparse.ArgumentTypeError(
+                f"{text}: write {form}; put an argument without = before this option"
+            )
         return key, value
 
     parser.add_argument(option, action=_Pairs, nargs="+", default=[], metavar=form.partition(",")[0], type=pair,

@@ -86,7 +86,9 @@ class PassContract:
 
     def __post_init__(self) -> None:
         if (self.numerics is Numerics.LOSSY) != (self.tolerance is not None):
-            raise ValueError(f"pass {self.name!r}: a LOSSY pass states a tolerance, and only a LOSSY pass does")
+            raise ValueError(
+                f"pass {self.name!r}: a LOSSY pass states a tolerance, and only a LOSSY pass does"
+            )
 
 
 _STAGE_ORDER = {stage: i for i, stage in enumerate(Stage)}
@@ -132,7 +134,9 @@ def _listed(contracts: Mapping[str, PassContract]) -> list[str]:
             todo += new
         return len(found)
 
-    return sorted(contracts, key=lambda name: (_STAGE_ORDER[contracts[name].stage], ahead(name), name))
+    return sorted(
+        contracts, key=lambda name: (_STAGE_ORDER[contracts[name].stage], ahead(name), name)
+    )
 
 
 CONTRACTS = _Contracts()
@@ -151,7 +155,9 @@ def declare(contract: PassContract) -> PassContract:
     return contract
 
 
-def check_passes(joint_passes: Sequence[str], passes: Sequence[str], *, free_order: bool = False) -> list[str]:
+def check_passes(
+    joint_passes: Sequence[str], passes: Sequence[str], *, free_order: bool = False
+) -> list[str]:
     """Every broken rule of a declared pass list, each as one sentence with the pass, the rule and the fix.
 
     Names that have no contract yet are left to `build`, which knows the user's own passes. free_order: passes of one
@@ -168,7 +174,9 @@ def check_passes(joint_passes: Sequence[str], passes: Sequence[str], *, free_ord
                 continue
             right = _list_of(contract)
             if right != where:
-                problems.append(f"pass {name!r} runs on the {contract.stage} stage: move it from {where} to {right}")
+                problems.append(
+                    f"pass {name!r} runs on the {contract.stage} stage: move it from {where} to {right}"
+                )
     known = [CONTRACTS[n] for n in dict.fromkeys(listed) if n in CONTRACTS]
     for i, contract in enumerate(known):
         for other in sorted(contract.requires - set(listed)):
@@ -176,12 +184,18 @@ def check_passes(joint_passes: Sequence[str], passes: Sequence[str], *, free_ord
                             f"{_list_of(CONTRACTS.get(other, contract))}, before it")
         for earlier in known[:i]:
             if earlier.name in contract.conflicts or contract.name in earlier.conflicts:
-                problems.append(f"passes {earlier.name!r} and {contract.name!r} conflict: keep one of them")
+                problems.append(
+                    f"passes {earlier.name!r} and {contract.name!r} conflict: keep one of them"
+                )
         for later in known[i + 1:]:
-            problems += [] if free_order and later.stage is contract.stage else _misordered(contract, later)
+            problems += (
+                [] if free_order and later.stage is contract.stage else _misordered(contract, later)
+            )
     lowering = [c.name for c in known if c.stage is Stage.LOWERING]
     if len(lowering) > 1:
-        problems.append(f"passes {' and '.join(map(repr, lowering))} both lower the graph: keep one of them")
+        problems.append(
+            f"passes {' and '.join(map(repr, lowering))} both lower the graph: keep one of them"
+        )
     return problems
 
 
@@ -196,17 +210,29 @@ def check_step(passes: Sequence[str], step: str) -> list[tuple[int, str]]:
         if contract is None:
             continue
         if contract.stage is Stage.STEP and step == "pair":
-            problems.append((i, f"pass {contract.name!r} runs on the whole step in one graph, and training.step is "
-                                '"pair": set it to "whole", or drop the pass'))
+            problems.append(
+                (
+                    i,
+                    f"pass {contract.name!r} runs on the whole step in one graph, and training.step is "
+                    '"pair": set it to "whole", or drop the pass',
+                )
+            )
         if "pair" in contract.needs and step != "pair":
-            problems.append((i, f"pass {contract.name!r} needs forward and backward apart, and training.step is "
-                                f'"{step}": set it to "pair", or drop the pass'))
+            problems.append(
+                (
+                    i,
+                    f"pass {contract.name!r} needs forward and backward apart, and training.step is "
+                    f'"{step}": set it to "pair", or drop the pass',
+                )
+            )
     return problems
 
 
 def check_capture(names: Sequence[str], capture: str) -> list[tuple[str, str]]:
     """(pass, problem) of each pass that cannot run on the capture of a plugin, which has no partitioner."""
-    needing = [name for name in names if name in CONTRACTS and "partitioner" in CONTRACTS[name].needs]
+    needing = [
+        name for name in names if name in CONTRACTS and "partitioner" in CONTRACTS[name].needs
+    ]
     return [(name, f"pass {name!r} needs torch's partitioner, and capture is \"{capture}\", which has none: set it to "
                    '"joint", or drop the pass') for name in needing if capture not in ("joint", None)]
 
@@ -217,5 +243,7 @@ def _misordered(first: PassContract, second: PassContract) -> list[str]:
         return [f"pass {second.name!r} must come before {first.name!r}: swap them"]
     # a joint pass in the wrong list is told so already
     if second.stage is not Stage.JOINT and _STAGE_ORDER[second.stage] < _STAGE_ORDER[first.stage]:
-        return [f"pass {second.name!r} ({second.stage}) must come before {first.name!r} ({first.stage}): swap them"]
+        return [
+            f"pass {second.name!r} ({second.stage}) must come before {first.name!r} ({first.stage}): swap them"
+        ]
     return []

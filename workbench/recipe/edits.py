@@ -42,7 +42,10 @@ def _refuse_json(text: str) -> None:
 def _toml(value: Any) -> str:
     """A JSON value as one line of TOML, without its nulls, which TOML does not have."""
     if isinstance(value, dict):
-        keys = {k if re.fullmatch(r"[\w-]+", k, re.ASCII) else json.dumps(k): v for k, v in value.items()}
+        keys = {
+            k if re.fullmatch(r"[\w-]+", k, re.ASCII) else json.dumps(k): v
+            for k, v in value.items()
+        }
         return "{" + ", ".join(f"{k} = {_toml(v)}" for k, v in keys.items() if v is not None) + "}"
     if isinstance(value, list):
         return "[" + ", ".join(_toml(v) for v in value if v is not None) + "]"
@@ -75,7 +78,9 @@ def _set_key(model: type[BaseModel], data: dict[str, Any], key: str, value: Any)
         known = all_keys(model)
         same = [k for k in known if k.rpartition(".")[2] == key.rpartition(".")[2]]
         return "unknown key" + (f"; did you mean {same[0]!r}?" if same else suggestion(key, known))
-    alternatives = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+    alternatives = (
+        get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+    )
     takes_text = any(a is str or get_origin(a) is Literal for a in alternatives)
     if isinstance(value, str) and (not takes_text or value.lstrip().startswith(("'", '"'))):
         value = parse_value(value)
@@ -108,7 +113,9 @@ def _set_pass_option(data: dict[str, Any], where: str, rest: list[str], value: A
         return f"name one option of the pass: {where}.{name}.OPTION"
     contract = CONTRACTS.get(name)
     if contract is not None and option[0] not in contract.options.model_fields:
-        return f"pass {name!r} has no option {option[0]!r}" + suggestion(option[0], contract.options.model_fields)
+        return f"pass {name!r} has no option {option[0]!r}" + suggestion(
+            option[0], contract.options.model_fields
+        )
     i = names.index(name)
     table = dict(listed[i]) if isinstance(listed[i], Mapping) else {"name": name}
     if value is None:
@@ -140,7 +147,9 @@ def flatten(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
             flat[dotted] = [p if isinstance(p, str) else p["name"] for p in value]
             for p in value:
                 if not isinstance(p, str):
-                    flat.update({f"{dotted}.{p['name']}.{k}": v for k, v in p.items() if k != "name"})
+                    flat.update(
+                        {f"{dotted}.{p['name']}.{k}": v for k, v in p.items() if k != "name"}
+                    )
         elif isinstance(value, Mapping):
             flat.update(flatten(value, f"{dotted}."))
         else:

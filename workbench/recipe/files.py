@@ -92,7 +92,9 @@ def writable(path: Path | None, option: str = "--json") -> None:
     if path.is_dir():
         raise WorkbenchError(f"{option} {path}: is a folder: give a file")
     if not path.absolute().parent.is_dir():
-        raise WorkbenchError(f"{option} {path}: the folder {path.parent} does not exist: make it first")
+        raise WorkbenchError(
+            f"{option} {path}: the folder {path.parent} does not exist: make it first"
+        )
 
 
 def print_result(show: Callable[[], Any], path: Path | None, json: Callable[[], str]) -> None:

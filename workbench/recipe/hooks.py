@@ -22,8 +22,10 @@ def hook(name: str, asked: str) -> Callable[..., Any]:
     load_plugins()
     if name not in HOOKS:
         folder = name.partition(".")[0]
-        raise WorkbenchError(f"{asked}: this needs the folder workbench/lab/{folder}, which is missing: install the "
-                             "workbench again, or leave this out")
+        raise WorkbenchError(
+            f"{asked}: this needs the folder workbench/lab/{folder}, which is missing: install the "
+            "workbench again, or leave this out"
+        )
     return code_of(HOOKS[name])
 
 

@@ -26,8 +26,12 @@ def check_kind(key: str, name: str) -> str:
     if name not in KINDS[key]:
         load_plugins()
     if name not in KINDS[key]:
-        missing = f" (it comes with {_HOMES[name]}, which is not installed)" if name in _HOMES else ""
-        raise ValueError(f"unknown {name!r}{missing}: one of {', '.join(KINDS[key])}, or a plugin's")
+        missing = (
+            f" (it comes with {_HOMES[name]}, which is not installed)" if name in _HOMES else ""
+        )
+        raise ValueError(
+            f"unknown {name!r}{missing}: one of {', '.join(KINDS[key])}, or a plugin's"
+        )
     return name
 
 

@@ -25,8 +25,16 @@ def recipes(args: argparse.Namespace) -> int:
     for name in recipe_names():
         recipe = load_recipe(name)
         print(name)
-        for said in (recipe.about, f"model   {recipe.subject}", f"passes  {', '.join(recipe.pass_names) or 'none'}"):
-            print("\n".join(textwrap.wrap(said, WIDTH, initial_indent="  ", subsequent_indent=" " * 10)))
+        for said in (
+            recipe.about,
+            f"model   {recipe.subject}",
+            f"passes  {', '.join(recipe.pass_names) or 'none'}",
+        ):
+            print(
+                "\n".join(
+                    textwrap.wrap(said, WIDTH, initial_indent="  ", subsequent_indent=" " * 10)
+                )
+            )
     return 0
 
 
@@ -34,8 +42,10 @@ def passes(args: argparse.Namespace) -> int:
     """Print each pass with its contract; of one also what it does to a graph, and its options."""
     if args.name is not None and args.name not in CONTRACTS:
         close = get_close_matches(args.name, CONTRACTS, 1)
-        raise WorkbenchError(f"unknown pass {args.name!r}: " + (f"did you mean {close[0]!r}?" if close else
-                                                                "`workbench passes` lists them"))
+        raise WorkbenchError(
+            f"unknown pass {args.name!r}: "
+            + (f"did you mean {close[0]!r}?" if close else "`workbench passes` lists them")
+        )
     for contract in CONTRACTS.values() if args.name is None else [CONTRACTS[args.name]]:
         print("\n".join([contract.name, *(f"  {line}" for line in _contract(contract))]))
     if args.name is not None:
@@ -46,7 +56,11 @@ def passes(args: argparse.Namespace) -> int:
 
 
 def _contract(contract: PassContract) -> list[str]:
-    tolerance = f", norm-relative tolerance {contract.tolerance:g}" if contract.tolerance is not None else ""
+    tolerance = (
+        f", norm-relative tolerance {contract.tolerance:g}"
+        if contract.tolerance is not None
+        else ""
+    )
     facts: Mapping[str, str] = {
         "stage": str(contract.stage), "numerics": f"{contract.numerics}{tolerance}", "changes": contract.changes,
         **{rule: ", ".join(sorted(getattr(contract, rule))) for rule in ("requires", "conflicts", "after", "needs")},
@@ -57,7 +71,9 @@ def _contract(contract: PassContract) -> list[str]:
     lines = []
     for name, value in facts.items():
         if value:
-            lines += textwrap.wrap(f"{name:<11}{value}", WIDTH - 2, subsequent_indent=" " * 11, break_on_hyphens=False)
+            lines += textwrap.wrap(
+                f"{name:<11}{value}", WIDTH - 2, subsequent_indent=" " * 11, break_on_hyphens=False
+            )
     return lines
 
 

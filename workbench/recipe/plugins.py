@@ -50,5 +50,8 @@ def load_plugins() -> None:
         try:
             entry.load()
         except Exception as error:  # installed metadata outlives a deleted folder
-            warnings.warn(f"plugin {entry.name!r} ({entry.value}) cannot be loaded, and is left out: "
-                          f"{type(error).__name__}: {error}", stacklevel=2)
+            warnings.warn(
+                f"plugin {entry.name!r} ({entry.value}) cannot be loaded, and is left out: "
+                f"{type(error).__name__}: {error}",
+                stacklevel=2,
+            )

@@ -21,14 +21,28 @@ _NO_SIZES = {"family", "flavor", "attention", "mask", "document_token", "loss", 
 class ModelSpec(Declared):
     """A model family and flavor; a size given here overrides the flavor's."""
 
-    family: str = Field("llama3", description="llama3, deepseek_v3, or a name given to register_model")
-    flavor: str = Field("debug", description="llama3: debug, 1b or 8b; deepseek_v3: debug, 16b or 671b")
+    family: str = Field(
+        "llama3", description="llama3, deepseek_v3, or a name given to register_model"
+    )
+    flavor: str = Field(
+        "debug", description="llama3: debug, 1b or 8b; deepseek_v3: debug, 16b or 671b"
+    )
     attention: Literal["sdpa", "flex"] = "sdpa"
-    mask: Literal["causal", "document"] = Field("causal", description="document needs attention flex")
+    mask: Literal["causal", "document"] = Field(
+        "causal", description="document needs attention flex"
+    )
     document_token: int = Field(0, ge=0, description="the token that ends a document")
-    loss: str = Field("whole", pattern=r"^whole$|^[\w.]+:\w+:\w*$", description="whole, or MODULE:FUNCTION:ARGUMENT")
-    weights: str | None = Field(None, min_length=1, description="a folder of Hugging Face safetensors to start from; "
-                                                                "relative to where the command runs")
+    loss: str = Field(
+        "whole",
+        pattern=r"^whole$|^[\w.]+:\w+:\w*$",
+        description="whole, or MODULE:FUNCTION:ARGUMENT",
+    )
+    weights: str | None = Field(
+        None,
+        min_length=1,
+        description="a folder of Hugging Face safetensors to start from; "
+        "relative to where the command runs",
+    )
     dim: PositiveInt | None = None
     n_layers: PositiveInt | None = None
     n_heads: PositiveInt | None = None
@@ -38,31 +52,53 @@ class ModelSpec(Declared):
     rope_theta: float | None = Field(None, gt=0)
     norm_eps: float | None = Field(None, gt=0)
     max_seq_len: PositiveInt | None = None
-    n_dense_layers: NonNegativeInt | None = Field(None, description="deepseek_v3: first layers without experts")
-    expert_dim: PositiveInt | None = Field(None, description="deepseek_v3: hidden width of one expert")
+    n_dense_layers: NonNegativeInt | None = Field(
+        None, description="deepseek_v3: first layers without experts"
+    )
+    expert_dim: PositiveInt | None = Field(
+        None, description="deepseek_v3: hidden width of one expert"
+    )
     n_experts: PositiveInt | None = None
-    n_shared_experts: PositiveInt | None = Field(None, description="deepseek_v3: experts that every token passes")
+    n_shared_experts: PositiveInt | None = Field(
+        None, description="deepseek_v3: experts that every token passes"
+    )
     top_k: PositiveInt | None = Field(None, description="deepseek_v3: experts a token is routed to")
-    n_groups: PositiveInt | None = Field(None, description="deepseek_v3: groups that the experts are cut into")
-    top_groups: PositiveInt | None = Field(None, description="deepseek_v3: groups a token's experts may come from")
+    n_groups: PositiveInt | None = Field(
+        None, description="deepseek_v3: groups that the experts are cut into"
+    )
+    top_groups: PositiveInt | None = Field(
+        None, description="deepseek_v3: groups a token's experts may come from"
+    )
     score: Literal["sigmoid", "softmax"] | None = None
-    normalise: bool | None = Field(None, description="deepseek_v3: a token's weights add up to route_scale")
+    normalise: bool | None = Field(
+        None, description="deepseek_v3: a token's weights add up to route_scale"
+    )
     route_scale: float | None = Field(None, gt=0)
-    q_lora_rank: NonNegativeInt | None = Field(None, description="deepseek_v3: 0 projects queries at once")
+    q_lora_rank: NonNegativeInt | None = Field(
+        None, description="deepseek_v3: 0 projects queries at once"
+    )
     kv_lora_rank: PositiveInt | None = None
     qk_nope_dim: PositiveInt | None = None
     qk_rope_dim: PositiveInt | None = None
     v_dim: PositiveInt | None = None
-    dispatch: Literal["dropless", "capacity"] | None = Field(None, description="deepseek_v3: the way to the experts")
-    capacity_factor: float | None = Field(None, description="rows of an expert, relative to a balanced load")
-    balance_rate: float | None = Field(None, ge=0, description="step of the experts' bias after each training step")
+    dispatch: Literal["dropless", "capacity"] | None = Field(
+        None, description="deepseek_v3: the way to the experts"
+    )
+    capacity_factor: float | None = Field(
+        None, description="rows of an expert, relative to a balanced load"
+    )
+    balance_rate: float | None = Field(
+        None, ge=0, description="step of the experts' bias after each training step"
+    )
 
     @field_validator("family")
     @classmethod
     def _known_family(cls, value: str) -> str:
         if value not in SIZES:
-            raise ValueError(f"unknown family {value!r}: one of {', '.join(SIZES)}, or register it with "
-                             "@register_model first")
+            raise ValueError(
+                f"unknown family {value!r}: one of {', '.join(SIZES)}, or register it with "
+                "@register_model first"
+            )
         return value
 
     @field_validator("flavor")
@@ -99,7 +135,9 @@ class MeshSpec(Declared):
     dp_shard: PositiveInt = 1
     tp: PositiveInt = 1
     ep: PositiveInt = Field(1, description="ranks over which the experts are spread")
-    ep_over: Literal["dp_shard", "dp_shard x tp"] = Field("dp_shard", description="the ranks that ep divides")
+    ep_over: Literal["dp_shard", "dp_shard x tp"] = Field(
+        "dp_shard", description="the ranks that ep divides"
+    )
 
     @property
     def world_size(self) -> int:
@@ -135,9 +173,13 @@ class MeshSpec(Declared):
 class DataSpec(Declared):
     """Byte-level text: a folder, or by default the sources of Python's standard library."""
 
-    path: str | None = Field(None, min_length=1, description="a folder of text; relative to where the command runs")
+    path: str | None = Field(
+        None, min_length=1, description="a folder of text; relative to where the command runs"
+    )
     seq_len: PositiveInt = 64
-    batch_per_rank: PositiveInt = Field(2, description="sequences for each data-parallel rank and step")
+    batch_per_rank: PositiveInt = Field(
+        2, description="sequences for each data-parallel rank and step"
+    )
     seed: NonNegativeInt = 0
 
 
@@ -172,7 +214,9 @@ def listed(specs: Any, where: str) -> list[Any]:
     """The passes of a list; WorkbenchError for a single pass, whose name would be read letter by letter."""
     if isinstance(specs, str | Mapping | PassSpec):
         alone = specs.as_toml() if isinstance(specs, PassSpec) else specs
-        raise WorkbenchError(f"{where} takes a list of passes, and got {alone!r}: write [{alone!r}]")
+        raise WorkbenchError(
+            f"{where} takes a list of passes, and got {alone!r}: write [{alone!r}]"
+        )
     return list(specs)
 
 
@@ -180,13 +224,24 @@ class TrainingSpec(Declared):
     """Steps and optimizer. `clip` is the largest gradient norm; "off" does not clip."""
 
     steps: PositiveInt = 10
-    step: str = Field("pair", description="pair: the optimizer runs outside the graphs; whole: forward, backward, "
-                                          "clipping and the optimizer in one graph; or a kind that a plugin declares")
-    accumulate: PositiveInt = Field(1, description="microbatches that a rank's batch is cut into: the update follows "
-                                                   "their mean gradient")
-    nan_norm: Literal["apply", "skip"] = Field("apply", description="a step whose gradient norm is NaN or infinite: "
-                                                                    "update all the same, or leave all as it is")
-    read_loss_every: PositiveInt = Field(1, description="steps between two reads of loss and norm from the device")
+    step: str = Field(
+        "pair",
+        description="pair: the optimizer runs outside the graphs; whole: forward, backward, "
+        "clipping and the optimizer in one graph; or a kind that a plugin declares",
+    )
+    accumulate: PositiveInt = Field(
+        1,
+        description="microbatches that a rank's batch is cut into: the update follows "
+        "their mean gradient",
+    )
+    nan_norm: Literal["apply", "skip"] = Field(
+        "apply",
+        description="a step whose gradient norm is NaN or infinite: "
+        "update all the same, or leave all as it is",
+    )
+    read_loss_every: PositiveInt = Field(
+        1, description="steps between two reads of loss and norm from the device"
+    )
     optimizer: Literal["adamw"] = "adamw"
     lr: float = Field(1e-3, gt=0, allow_inf_nan=False)
     clip: float | None = Field(1.0, gt=0)
@@ -209,6 +264,8 @@ class Expectations(Declared):
 
     loss_falls: bool = False
     no_effect: tuple[str, ...] = Field((), description="passes that may have no effect here")
-    max_saved_bytes: PositiveInt | None = Field(None, description="bytes between forward and backward, on each rank")
+    max_saved_bytes: PositiveInt | None = Field(
+        None, description="bytes between forward and backward, on each rank"
+    )
 
 

@@ -73,7 +73,9 @@ def find_file(
     if text.endswith(".toml") or os.sep in text or isinstance(name_or_path, Path):
         return Path(text).expanduser()
     if text not in names():
-        raise error(f"{what} {text!r}", [Problem("", f"no {what} of this name" + suggestion(text, names()))])
+        raise error(
+            f"{what} {text!r}", [Problem("", f"no {what} of this name" + suggestion(text, names()))]
+        )
     return file_of(text)
 
 

@@ -22,7 +22,9 @@ def mesh_text(axes: Mapping[str, int]) -> str:
 
 def few(names: Sequence[str], most: int) -> str:
     """`a, b and 3 more`: the first names, and the number of the others."""
-    return ", ".join(names[:most]) + (f" and {len(names) - most:,} more" if len(names) > most else "")
+    return ", ".join(names[:most]) + (
+        f" and {len(names) - most:,} more" if len(names) > most else ""
+    )
 
 
 def differing(before: Iterable[str], after: Iterable[str]) -> str:
@@ -36,8 +38,13 @@ def differing(before: Iterable[str], after: Iterable[str]) -> str:
 def aligned(rows: Sequence[Sequence[str]], right: Container[int] = ()) -> list[str]:
     """The lines of a table. Columns are left-aligned, except those at the indices in `right`."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.rjust(width) if i in right else cell.ljust(width)
-                      for i, (cell, width) in enumerate(zip(row, widths, strict=True))).rstrip() for row in rows]
+    return [
+        "  ".join(
+            cell.rjust(width) if i in right else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
 
 
 def first_line(error: BaseException) -> str:

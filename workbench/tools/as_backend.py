@@ -101,21 +101,29 @@ class Backend:
             known = {name for name, _ in authored.module.named_parameters(remove_duplicate=False)}
             held = held_by_module(graph, example_inputs).values()
             if strange := [name for name, parameter in held if parameter and name not in known]:
-                raise WorkbenchError(f"the compiled module has a parameter {strange[0]!r}, and the authored one has "
-                                     "none of that name: compile `authored.module`, or leave `authored` out")
+                raise WorkbenchError(
+                    f"the compiled module has a parameter {strange[0]!r}, and the authored one has "
+                    "none of that name: compile `authored.module`, or leave `authored` out"
+                )
             return authored_facts(authored)
         groups, sizes = _groups(example_inputs)
         if not groups:
             for spec in (*self.joint_passes, *self.passes):
                 if "fsdp" in find_pass(spec.name).contract.needs:
-                    raise WorkbenchError(f"pass {spec.name!r} needs FSDP, and no parameter of the compiled module is a "
-                                         "DTensor: shard them, as author_module does, or drop the pass")
+                    raise WorkbenchError(
+                        f"pass {spec.name!r} needs FSDP, and no parameter of the compiled module is a "
+                        "DTensor: shard them, as author_module does, or drop the pass"
+                    )
         return GraphFacts("joint", groups, sizes, world_kind() or "one process")
 
     def _report_idle(self, records: list[PassRecord]) -> None:
-        idle = [(name, why) for name, why in each_no_effect(records) if name not in self.may_be_idle]
+        idle = [
+            (name, why) for name, why in each_no_effect(records) if name not in self.may_be_idle
+        ]
         if self.strict and idle:
-            raise WorkbenchError("these passes had no effect: " + "; ".join(f"{name}: {why}" for name, why in idle))
+            raise WorkbenchError(
+                "these passes had no effect: " + "; ".join(f"{name}: {why}" for name, why in idle)
+            )
         for name, why in idle:
             warnings.warn(f"pass {name!r} had no effect: {why}", stacklevel=2)
 
@@ -129,8 +137,15 @@ class Backend:
             checks = columns(v for _, verdicts in found for v in verdicts)
             rows = [(name, outcomes(verdicts, checks)) for name, verdicts in found]
             lines += ["", *(grid(checks, rows) if rows else ["no passes"])]
-            lines += [f"  {name}: {v.check}: {said(v)}" for name, verdicts in found for v in verdicts if said(v)]
-            lines += [f"  {r.name}: {text}" for r in graph.records for text in memory_changes(r.memory)]
+            lines += [
+                f"  {name}: {v.check}: {said(v)}"
+                for name, verdicts in found
+                for v in verdicts
+                if said(v)
+            ]
+            lines += [
+                f"  {r.name}: {text}" for r in graph.records for text in memory_changes(r.memory)
+            ]
             lines.append(f"  all ranks: {graph.schedule}")
         every = [record.verdicts for record in self.records]
         missing = unchecked(every, [graph.schedule for graph in self.graphs], NOT_RUN)
@@ -149,7 +164,9 @@ def _groups(example_inputs: Sequence[Any]) -> tuple[dict[str, str], dict[str, in
     """
     groups: dict[str, str] = {}
     sizes: dict[str, int] = {}
-    for mesh in dict.fromkeys(value.device_mesh for value in example_inputs if isinstance(value, DTensor)):
+    for mesh in dict.fromkeys(
+        value.device_mesh for value in example_inputs if isinstance(value, DTensor)
+    ):
         axes = mesh.mesh_dim_names or [f"axis{i}" for i in range(mesh.ndim)]
         for i, (axis, size) in enumerate(zip(axes, mesh.shape, strict=True)):
             name = str(mesh.get_group(i).group_name)
@@ -187,18 +204,26 @@ def as_backend(
     for spec in specs:
         contract = choose(spec, tuple(Stage), "as_backend")[0].contract
         if contract.stage is Stage.REPLAY:
-            raise WorkbenchError(f"pass {spec.name!r} cannot run under torch.compile, which may compile again and drop "
-                                 "the graphs that it recorded: drop the pass, or build a recipe with it")
+            raise WorkbenchError(
+                f"pass {spec.name!r} cannot run under torch.compile, which may compile again and drop "
+                "the graphs that it recorded: drop the pass, or build a recipe with it"
+            )
         if contract.stage is Stage.STEP:
-            raise WorkbenchError(f"pass {spec.name!r} runs on the whole step, and torch.compile hands over a forward "
-                                 'and a backward: drop the pass, or build a recipe with training.step "whole"')
+            raise WorkbenchError(
+                f"pass {spec.name!r} runs on the whole step, and torch.compile hands over a forward "
+                'and a backward: drop the pass, or build a recipe with training.step "whole"'
+            )
         if "compiler" in contract.needs:
             require_compiler()
     joint = [spec for spec in specs if find_pass(spec.name).contract.stage is Stage.JOINT]
     later = [spec for spec in specs if spec not in joint]
     if specs != [*joint, *later]:
         late = next(spec.name for spec in joint if specs.index(spec) > specs.index(later[0]))
-        raise WorkbenchError(f"pass {late!r} runs on the joint graph, before {later[0].name!r}: list it earlier")
-    if problems := check_passes([s.name for s in joint], [s.name for s in later], free_order=free_order):
+        raise WorkbenchError(
+            f"pass {late!r} runs on the joint graph, before {later[0].name!r}: list it earlier"
+        )
+    if problems := check_passes(
+        [s.name for s in joint], [s.name for s in later], free_order=free_order
+    ):
         raise WorkbenchError("; ".join(problems))
     return Backend(joint, later, authored, strict, idle)

@@ -56,13 +56,19 @@ class GraphPass:
         if which in ("forward", "step"):
             self._step = StepFacts()
         if facts_of(gm).part != which:
-            sizes = {c.group: c.group_size for c in list_collectives(gm)}  # without a mesh, groups stand for axes
+            sizes = {
+                c.group: c.group_size for c in list_collectives(gm)
+            }  # without a mesh, groups stand for axes
             groups = {name: name for name in sizes}
-            set_facts(gm, GraphFacts(which, groups, sizes, world_kind() or "one process", [], self._step))
+            set_facts(
+                gm, GraphFacts(which, groups, sizes, world_kind() or "one process", [], self._step)
+            )
         before = copy_graph(gm)  # which others may edit later
         if whole:
             _read_in(before)
-        values = [n.meta.get("val") for n in inputs] if example_inputs is None else list(example_inputs)
+        values = (
+            [n.meta.get("val") for n in inputs] if example_inputs is None else list(example_inputs)
+        )
         given = copy_graph(before)
         started = time.perf_counter()
         result = apply_pass(self.item, given, values, self.options)
@@ -133,4 +139,6 @@ def as_graph_pass(spec: PassSpec | str | Mapping[str, Any]) -> GraphPass:
     Raises WorkbenchError for an unknown pass, for wrong options, and for lowering and replay passes.
     """
     where = "as_graph_pass, for graphs alone,"
-    return GraphPass(*choose(PassSpec.model_validate(spec), (Stage.JOINT, Stage.PARTITIONED), where))
+    return GraphPass(
+        *choose(PassSpec.model_validate(spec), (Stage.JOINT, Stage.PARTITIONED), where)
+    )

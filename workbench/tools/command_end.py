@@ -71,7 +71,7 @@ def _print_error(error: WorkbenchError) -> int:
         status = FAILED
         ours = re.match(r"workbench\.[\w.]*Error: ", error.summary)  # type: ignore[attr-defined]
         if ours:
-            message = f"rank {error.rank}: {error.summary[ours.end():]}"  # type: ignore[attr-defined]
+            message = f"rank {error.rank}: {error.summary[ours.end() :]}"  # type: ignore[attr-defined]
     if getattr(error, "failed_run", False):
         status = FAILED
     if not first_rank():  # torchrun ends this rank once rank 0 has printed and exited

@@ -39,5 +39,7 @@ def load_tables(folder: Path) -> list[Table]:
         with reading(path, "a table of results", "write it again with make test-fast"):
             data = json_of(path.read_bytes())
             rows = tuple((row["what"], row["outcome"]) for row in data["rows"])
-            found.append(Table(data["torch"].split("+")[0], f"{data['system']} {data['machine']}", rows))
+            found.append(
+                Table(data["torch"].split("+")[0], f"{data['system']} {data['machine']}", rows)
+            )
     return sorted(found, key=lambda table: minor(table.torch))

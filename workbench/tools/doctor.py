@@ -63,7 +63,9 @@ def compiler_version() -> str | None:
     paths = [path for path in map(shutil.which, names) if path]
     if not paths:
         return None
-    shown = subprocess.run([paths[0], "--version"], capture_output=True, text=True, timeout=20, check=False).stdout
+    shown = subprocess.run(
+        [paths[0], "--version"], capture_output=True, text=True, timeout=20, check=False
+    ).stdout
     return shown.partition("\n")[0] or paths[0]
 
 
@@ -84,8 +86,12 @@ def _tables() -> list[Table] | str:
 def look() -> Facts:
     """The facts of this machine. Imports torch only if its version is supported."""
     facts: dict[str, Any] = {
-        "python": sys.version.split()[0], "system": platform_name(), "torch": installed_torch(), "cores": cores(),
-        "compiler": compiler_version(), "packages": {name: _version(name) for name in PACKAGES},
+        "python": sys.version.split()[0],
+        "system": platform_name(),
+        "torch": installed_torch(),
+        "cores": cores(),
+        "compiler": compiler_version(),
+        "packages": {name: _version(name) for name in PACKAGES},
         "tables": _tables(),
     }
     if not torch_problem(facts["torch"]):
@@ -95,9 +101,13 @@ def look() -> Facts:
         usable = torch.cuda.is_available()
         facts |= {
             "torch": torch.__version__,
-            "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if usable else [],
-            "cuda_build": torch.version.cuda, "gloo": dist.is_available() and dist.is_gloo_available(),
-            "nccl": dist.is_available() and dist.is_nccl_available(), "triton": _version("triton") is not None,
+            "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+            if usable
+            else [],
+            "cuda_build": torch.version.cuda,
+            "gloo": dist.is_available() and dist.is_gloo_available(),
+            "nccl": dist.is_available() and dist.is_nccl_available(),
+            "triton": _version("triton") is not None,
         }
     return Facts(**facts)
 
@@ -136,7 +146,9 @@ def _torch(facts: Facts) -> list[Finding]:
         release = here.split("+")[0]
         return [Finding("note", "torch", f"{here}: no table of its tests here",
                         f"make test-fast TORCH={release} in a checkout writes one")]
-    found = f"{here}: {table.passed} of {len(table.rows)} tests pass on {table.torch}, {table.platform}"
+    found = (
+        f"{here}: {table.passed} of {len(table.rows)} tests pass on {table.torch}, {table.platform}"
+    )
     return [Finding("note" if table.others else "ok", "torch", found),
             *(Finding("note", outcome, test) for test, outcome in table.others)]
 
@@ -144,10 +156,17 @@ def _torch(facts: Facts) -> list[Finding]:
 def _abilities(facts: Facts) -> list[Finding]:
     found = []
     if not torch_problem(facts.torch):
-        found.append(Finding("ok", "fake world", "any mesh, one process: capture, passes, estimates"))
+        found.append(
+            Finding("ok", "fake world", "any mesh, one process: capture, passes, estimates")
+        )
         gloo = f"real ranks on {counted(facts.cores, 'core')}: training and every verdict but GPU memory"
-        found.append(Finding("ok", "gloo ranks", gloo) if facts.gloo else
-                     Finding("bad", "gloo ranks", "this torch has no gloo", "install a torch build with gloo"))
+        found.append(
+            Finding("ok", "gloo ranks", gloo)
+            if facts.gloo
+            else Finding(
+                "bad", "gloo ranks", "this torch has no gloo", "install a torch build with gloo"
+            )
+        )
         found.append(_nccl(facts))
     if facts.compiler:
         found.append(Finding("ok", "full Inductor", f"compiler: {facts.compiler}"))
@@ -162,13 +181,27 @@ def _abilities(facts: Facts) -> list[Finding]:
 
 def _nccl(facts: Facts) -> Finding:
     if facts.gpus and facts.nccl:
-        kinds = ", ".join(f"{facts.gpus.count(name)} x {name}" for name in dict.fromkeys(facts.gpus))
+        kinds = ", ".join(
+            f"{facts.gpus.count(name)} x {name}" for name in dict.fromkeys(facts.gpus)
+        )
         return Finding("ok", "nccl ranks", f"up to {len(facts.gpus)}: {kinds}")
     if facts.gpus:
-        return Finding("note", "nccl ranks", "GPUs, and a torch without NCCL", "install a CUDA build of torch")
+        return Finding(
+            "note", "nccl ranks", "GPUs, and a torch without NCCL", "install a CUDA build of torch"
+        )
     if facts.cuda_build is None:
-        return Finding("note", "nccl ranks", "not here: torch is built for the CPU", "with a GPU, install a CUDA build")
-    return Finding("note", "nccl ranks", "not here: no CUDA GPU can be used", "without one: gloo, or a fake world")
+        return Finding(
+            "note",
+            "nccl ranks",
+            "not here: torch is built for the CPU",
+            "with a GPU, install a CUDA build",
+        )
+    return Finding(
+        "note",
+        "nccl ranks",
+        "not here: no CUDA GPU can be used",
+        "without one: gloo, or a fake world",
+    )
 
 
 _MARKS = {"ok": ("ok  ", "32"), "note": ("note", "33"), "bad": ("bad ", "1;31")}
@@ -184,4 +217,6 @@ def text(found: list[Finding], *, color: bool = False) -> str:
         if f.do:
             lines.append(f"{'':20}-> {f.do}")
     bad = [f.what for f in found if f.mark == "bad"]
-    return "\n".join([*lines, "", f"fix first: {', '.join(bad)}" if bad else "ready: try `workbench tour`"])
+    return "\n".join(
+        [*lines, "", f"fix first: {', '.join(bad)}" if bad else "ready: try `workbench tour`"]
+    )

@@ -23,7 +23,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, (ModuleType, *OPERATORS)):
             return str, (f"{type(value).__name__} {value}",)
-        if isinstance(value, type) and (value.__module__ == "__main__" or "<locals>" in value.__qualname__):
+        if isinstance(value, type) and (
+            value.__module__ == "__main__" or "<locals>" in value.__qualname__
+        ):
             # cloudpickle gives a class that is defined again another number
             own = {name: item for name, item in vars(value).items()
                    if isinstance(item, FunctionType) or not name.startswith("__")}

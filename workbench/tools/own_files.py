@@ -19,8 +19,12 @@ def import_file(path: Path) -> None:
     if not path.is_file() or path.suffix != ".py":
         raise WorkbenchError(f"{path}: " + ("is no .py file" if path.exists() else "no such file"))
     there = importlib.util.find_spec(name) if name.isidentifier() else None
-    if not name.isidentifier() or (there is not None and Path(there.origin or "").resolve() != path.resolve()):
-        raise WorkbenchError(f"{path}: {name!r} cannot be its name as a module, or is another's: rename the file")
+    if not name.isidentifier() or (
+        there is not None and Path(there.origin or "").resolve() != path.resolve()
+    ):
+        raise WorkbenchError(
+            f"{path}: {name!r} cannot be its name as a module, or is another's: rename the file"
+        )
     sys.path.insert(0, str(path.parent))
     with no_exit():
         try:
@@ -28,6 +32,10 @@ def import_file(path: Path) -> None:
         except Exception as error:
             if isinstance(error, WorkbenchError) and str(path) in str(error):
                 raise
-            lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+            lines = [
+                frame.lineno
+                for frame in traceback.extract_tb(error.__traceback__)
+                if frame.filename == str(path)
+            ]
             where = f"{path}, line {lines[-1]}" if lines else str(path)
             raise WorkbenchError(f"{where}: {type(error).__name__}: {error}") from error

@@ -39,9 +39,11 @@ class Schedules:
     def __str__(self) -> str:
         roles = ", ".join(f"rank {rank}" + (f" and {count - 1} more" if count > 1 else "")
                           for rank, count in self.roles.items())
-        return (f"{self.size} ranks in {counted(len(self.roles), 'role')}: {roles}\n"
-                f"captured as {'rank' if len(self.checked) == 1 else 'ranks'} {', '.join(map(str, self.checked))}\n"
-                f"collectives {self.verdict.outcome}: {self.verdict.message}")
+        return (
+            f"{self.size} ranks in {counted(len(self.roles), 'role')}: {roles}\n"
+            f"captured as {'rank' if len(self.checked) == 1 else 'ranks'} {', '.join(map(str, self.checked))}\n"
+            f"collectives {self.verdict.outcome}: {self.verdict.message}"
+        )
 
 
 @uncollected()
@@ -75,8 +77,10 @@ def compare_schedules(
     verdict = _verdict(chosen, entries, sources)
     own = _own(recipe)
     if verdict.outcome is Outcome.PASS and own and len(chosen) < size:
-        why = (f"ranks {', '.join(map(str, chosen))} agree, and {own} is your own, which may do something else on each "
-               "rank: take --ranks all (ranks=\"all\") to capture every rank")
+        why = (
+            f"ranks {', '.join(map(str, chosen))} agree, and {own} is your own, which may do something else on each "
+            'rank: take --ranks all (ranks="all") to capture every rank'
+        )
         verdict = Verdict("collectives", Outcome.UNKNOWN, why)
     return Schedules(size, roles, chosen, verdict)
 
@@ -114,11 +118,15 @@ def _chosen(ranks: str | Sequence[int], size: int, roles: dict[int, int]) -> tup
         return tuple(sorted({*roles, size - 1}))
     wrong = [rank for rank in ranks if not 0 <= rank < size]
     if wrong or not ranks:
-        raise WorkbenchError(f"rank {wrong[0] if wrong else 'none'}: the mesh has ranks 0 to {size - 1}")
+        raise WorkbenchError(
+            f"rank {wrong[0] if wrong else 'none'}: the mesh has ranks 0 to {size - 1}"
+        )
     return tuple(sorted(set(ranks)))
 
 
-def _scheduled(recipe: Recipe, size: int, rank: int, told: Callable[[str], None]) -> tuple[list[Entry], list[str]]:
+def _scheduled(
+    recipe: Recipe, size: int, rank: int, told: Callable[[str], None]
+) -> tuple[list[Entry], list[str]]:
     """The ordered collectives of one rank, and the source line of each."""
     with fake_world(size, rank) as world:
         graphs = before_lowering(recipe, world, progress=told).graphs
@@ -129,7 +137,9 @@ def _scheduled(recipe: Recipe, size: int, rank: int, told: Callable[[str], None]
         return schedule(graphs), lines
 
 
-def _verdict(ranks: Sequence[int], entries: Sequence[list[Entry]], sources: Sequence[list[str]]) -> Verdict:
+def _verdict(
+    ranks: Sequence[int], entries: Sequence[list[Entry]], sources: Sequence[list[str]]
+) -> Verdict:
     if len(ranks) == 1:
         why = "one rank was captured, and it has no other to be compared with"
         return Verdict("collectives", Outcome.UNKNOWN, why)
@@ -140,6 +150,10 @@ def _verdict(ranks: Sequence[int], entries: Sequence[list[Entry]], sources: Sequ
     position, index, sentence = departure
     here = [launched[index:index + 1] for launched in entries]
     other = next(i for i, entry in enumerate(here) if entry != here[position])
-    lines = [f"rank {ranks[i]}: {sources[i][index]}" for i in sorted({position, other}) if index < len(sources[i])]
+    lines = [
+        f"rank {ranks[i]}: {sources[i][index]}"
+        for i in sorted({position, other})
+        if index < len(sources[i])
+    ]
     evidence = {"rank": ranks[position], "index": index}
     return Verdict("collectives", Outcome.FAIL, "\n  ".join([sentence, *lines]), evidence)

@@ -39,11 +39,17 @@ class Figures:
 
     def rows(self) -> dict[str, int | float]:
         """The figures by name, with the unit in the name."""
-        found: dict[str, int | float] = {f"launches: {name}": n for name, n in self.launches.items()}
+        found: dict[str, int | float] = {
+            f"launches: {name}": n for name, n in self.launches.items()
+        }
         found |= {f"bytes: {name}": n for name, n in self.bytes.items()}
         found |= {f"estimated peak of the {name}, bytes": n for name, n in self.peaks.items()}
         found["estimated saved, bytes"] = self.saved
-        for name, ms in (("step", self.step_ms), ("compute", self.compute_ms), ("exposed", self.exposed_ms)):
+        for name, ms in (
+            ("step", self.step_ms),
+            ("compute", self.compute_ms),
+            ("exposed", self.exposed_ms),
+        ):
             found[f"{name} on {self.device}, simulated ms, {device_spec(self.device).trust}"] = ms
         return found
 
@@ -76,13 +82,21 @@ class Variant:
 
     def rows(self) -> dict[str, str]:
         """The outcome of each check of each pass."""
-        found = {f"{name}: {v.check}": str(v.outcome) for name, each in self.verdicts.items() for v in each}
+        found = {
+            f"{name}: {v.check}": str(v.outcome)
+            for name, each in self.verdicts.items()
+            for v in each
+        }
         return found | {"ranks agree": str(self.schedule.outcome)}
 
     def reasons(self) -> dict[str, str]:
         """The reason for each check that did not pass."""
-        return {f"{name}: {v.check}": f"{v.outcome}, {v.message}" for name, each in self.verdicts.items() for v in each
-                if v.outcome is not Outcome.PASS}
+        return {
+            f"{name}: {v.check}": f"{v.outcome}, {v.message}"
+            for name, each in self.verdicts.items()
+            for v in each
+            if v.outcome is not Outcome.PASS
+        }
 
 
 def verdicts_of(records: Sequence[PassRecord]) -> dict[str, tuple[Verdict, ...]]:
@@ -121,7 +135,9 @@ class Difference:
     @property
     def title(self) -> str:
         listed = ", ".join(f"{key}: {_short(a)} -> {_short(b)}" for key, a, b in self.changes)
-        return ("reverted" if self.reverted else "what if") + f": {listed or 'nothing but code differs'}"
+        return (
+            "reverted" if self.reverted else "what if"
+        ) + f": {listed or 'nothing but code differs'}"
 
     def rows(self) -> list[tuple[str, str, str, str]]:
         """(name, before, after, change) of each verdict and figure; change is "" where both are the same."""

@@ -41,8 +41,12 @@ from workbench.world.mesh import World
 
 T = TypeVar("T")
 _LATER: dict[str, Any] = {
-    **dict.fromkeys(("name", "about", "capture", "strict", "free_order", "expect", "joint_passes", "passes"), True),
-    "training": {"steps", "step", "nan_norm", "read_loss_every", "optimizer", "lr", "clip"}, "data": {"path"},
+    **dict.fromkeys(
+        ("name", "about", "capture", "strict", "free_order", "expect", "joint_passes", "passes"),
+        True,
+    ),
+    "training": {"steps", "step", "nan_norm", "read_loss_every", "optimizer", "lr", "clip"},
+    "data": {"path"},
 }
 """What neither the model nor its graph depends on; any other change of a recipe needs a new model."""
 _VARIANTS = 8
@@ -129,7 +133,10 @@ class Study:
         wanted = dict(changes or {})
         for key, value in (("joint_passes", joint_passes), ("passes", passes)):
             if value is not None:
-                wanted[key] = [spec.as_toml() if isinstance(spec, PassSpec) else spec for spec in listed(value, key)]
+                wanted[key] = [
+                    spec.as_toml() if isinstance(spec, PassSpec) else spec
+                    for spec in listed(value, key)
+                ]
         before = self.now
         recipe = self.recipe.override(wanted) if wanted else self.recipe
         difference = self._to(recipe, before.plan if plan is None else plan)
@@ -155,7 +162,9 @@ class Study:
             changes.append(("plan", was, now))
         kept = [stage.name for stage in self._stages if stage.name not in {r.stage for r in ran}]
         self.now = after
-        self.history.append(Difference(changes, before, after, ran, kept, time.perf_counter() - started))
+        self.history.append(
+            Difference(changes, before, after, ran, kept, time.perf_counter() - started)
+        )
         return self.history[-1]
 
     def _answer(self, recipe: Recipe, plan: ParallelPlan | None) -> tuple[Variant, list[Ran]]:
@@ -166,10 +175,14 @@ class Study:
             if calls.key not in self._figures:
                 compiled = split.known.has_pass_of(Stage.LOWERING)
                 self._figures[calls.key] = figures_of(split.pair, self.device, compiled=compiled)
-            schedule = collectives.exchange(split.graphs)  # every time, so that no rank waits for another
+            schedule = collectives.exchange(
+                split.graphs
+            )  # every time, so that no rank waits for another
         self._stages = calls.stages
         self._forget([stage.key for stage in calls.stages])
-        return Variant(recipe, plan, verdicts_of(split.known.records), schedule, self._figures[calls.key]), calls.ran
+        return Variant(
+            recipe, plan, verdicts_of(split.known.records), schedule, self._figures[calls.key]
+        ), calls.ran
 
     def _forget(self, keys: list[str]) -> None:
         self._used = [*(used for used in self._used if used != keys), keys][-_VARIANTS:]
@@ -179,16 +192,26 @@ class Study:
 
     def __repr__(self) -> str:
         rows = [("", "seconds", "verdict", "launches", "saved B", "step ms", "exposed ms")]
-        answers = [("as given", self.seconds, self.first), *((d.title, d.seconds, d.after) for d in self.history)]
+        answers = [
+            ("as given", self.seconds, self.first),
+            *((d.title, d.seconds, d.after) for d in self.history),
+        ]
         for title, seconds, variant in answers:
             f = variant.figures
             rows.append((title, f"{seconds:.2f}", str(variant.outcome), f"{sum(f.launches.values()):,}",
                          f"{f.saved:,}", f"{f.step_ms:,.3f}", f"{f.exposed_ms:,.3f}"))
-        return "\n".join([f"Study({self.recipe.name} on {self.world.size} {self.world.kind} ranks, simulated on "
-                          f"{self.device}, {device_spec(self.device).trust})", *aligned(rows, range(1, 7))])
+        return "\n".join(
+            [
+                f"Study({self.recipe.name} on {self.world.size} {self.world.kind} ranks, simulated on "
+                f"{self.device}, {device_spec(self.device).trust})",
+                *aligned(rows, range(1, 7)),
+            ]
+        )
 
 
-def what_if(recipe: Recipe, world: World, *, device: str = "h100", progress: Progress = True) -> Study:
+def what_if(
+    recipe: Recipe, world: World, *, device: str = "h100", progress: Progress = True
+) -> Study:
     """Run the recipe's stages on this rank of `world`, up to the last pass, and cache each stage's result.
 
     `study.change({"passes.NAME.OPTION": value})` then runs again from the first stage that the change affects, and
@@ -209,9 +232,13 @@ class _Calls:
         self.previous = {stage.name: stage for stage in previous}
         self.stages: list[_Stage] = []
         self.ran: list[Ran] = []
-        self.key = fingerprint(edits, torch.__version__, world.kind, world.size, world.rank, str(world.device))
+        self.key = fingerprint(
+            edits, torch.__version__, world.kind, world.size, world.rank, str(world.device)
+        )
 
-    def __call__(self, name: str, function: Callable[..., T], *args: Any, reads: Mapping[str, Any]) -> T:
+    def __call__(
+        self, name: str, function: Callable[..., T], *args: Any, reads: Mapping[str, Any]
+    ) -> T:
         """`function(*args)`, from memory where `reads` and all calls before this one are as they were.
 
         reads: code and plans as objects, recipe and options as text, since equal texts may be pickled in two ways.

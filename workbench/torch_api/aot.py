@@ -41,12 +41,17 @@ def capture_settings() -> Iterator[None]:
 
     The cache would return shared meshes for Dynamo's DTensor inputs.
     """
-    with (torch._dynamo.config.patch(fake_tensor_cache_enabled=False), torch.fx.traceback.preserve_node_meta(),
-          cpu_backward()):
+    with (
+        torch._dynamo.config.patch(fake_tensor_cache_enabled=False),
+        torch.fx.traceback.preserve_node_meta(),
+        cpu_backward(),
+    ):
         yield
 
 
-def dynamo_capture(contexts: contextlib.ExitStack, module: torch.nn.Module, args: tuple[Any, ...]) -> Graph:
+def dynamo_capture(
+    contexts: contextlib.ExitStack, module: torch.nn.Module, args: tuple[Any, ...]
+) -> Graph:
     """The module as one FX graph on its own parameters.
 
     `meta["tracing_context"]` holds Dynamo's context, `meta["side_effects"]` the sources of the Python objects that the
@@ -80,7 +85,9 @@ def _unknown_items() -> Iterator[None]:
         yield
 
 
-_SIDE_EFFECTS = re.compile(r"certain side effects happened in the model\.forward.*?: (\[.*\])", re.DOTALL)
+_SIDE_EFFECTS = re.compile(
+    r"certain side effects happened in the model\.forward.*?: (\[.*\])", re.DOTALL
+)
 
 
 def _side_effects(told: list[warnings.WarningMessage]) -> tuple[str, ...]:
@@ -91,7 +98,9 @@ def _side_effects(told: list[warnings.WarningMessage]) -> tuple[str, ...]:
         if match:
             sources += ast.literal_eval(match[1])
         else:
-            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+            warnings.warn_explicit(
+                warning.message, warning.category, warning.filename, warning.lineno
+            )
     return tuple(dict.fromkeys(sources))
 
 
@@ -125,7 +134,9 @@ def without_results(error: Exception) -> bool:
 
 def kind_of_result(graph: Graph, values: list[Any], args: tuple[Any, ...]) -> str:
     """The type of the captured module's result: "tensor", or the name of the class that holds its tensors."""
-    pack: Callable[..., Any] | None = getattr(graph, "_dynamo_bytecode_unflatten", None)  # not in every torch
+    pack: Callable[..., Any] | None = getattr(
+        graph, "_dynamo_bytecode_unflatten", None
+    )  # not in every torch
     result = pack(tuple(values), args) if pack is not None else values[0] if len(values) == 1 else tuple(values)
     return "tensor" if isinstance(result, torch.Tensor) else type(result).__name__
 
@@ -156,7 +167,10 @@ class Contexts(contextlib.ExitStack):
 def _maker(manager: Any) -> Callable[[], Any]:
     """A function that returns the same context again, as a new object where the old one cannot be entered twice."""
     if isinstance(manager, contextlib._GeneratorContextManager):
-        kind, recipe = type(manager), (manager.func, manager.args, manager.kwds)  # deleted when it is entered
+        kind, recipe = (
+            type(manager),
+            (manager.func, manager.args, manager.kwds),
+        )  # deleted when it is entered
         return lambda: kind(*recipe)
     if isinstance(manager, torch.autograd.set_multithreading_enabled):
         return manager.clone
@@ -164,7 +178,10 @@ def _maker(manager: Any) -> Callable[[], Any]:
 
 
 def export_joint(
-    contexts: Contexts, graph: Graph, args: tuple[Any, ...], decompositions: dict[Any, Callable[..., Any]] | None
+    contexts: Contexts,
+    graph: Graph,
+    args: tuple[Any, ...],
+    decompositions: dict[Any, Callable[..., Any]] | None,
 ) -> Any:
     """torch's `JointWithDescriptors`. `contexts` gets the contexts that the compilation needs.
 
@@ -173,7 +190,9 @@ def export_joint(
     context = graph.meta["tracing_context"]
     contexts.enter_context(tracing(context))
     with cached(graph.graph, context.fake_mode), same_tensors(graph):
-        return aot_export_joint_with_descriptors(contexts, graph, args, decompositions=decompositions)
+        return aot_export_joint_with_descriptors(
+            contexts, graph, args, decompositions=decompositions
+        )
 
 
 def writes_inputs(context: TracingContext, count: int) -> bool:
@@ -205,7 +224,12 @@ def _forked(value: Any, made: dict[int, Any]) -> Any:
         return copied
     kind = type(value)
     ours = kind.__module__.startswith(_RECORDS) and kind.__module__ != descriptors.__name__
-    if not ours or isinstance(value, enum.Enum) or not hasattr(value, "__dict__") or callable(value):
+    if (
+        not ours
+        or isinstance(value, enum.Enum)
+        or not hasattr(value, "__dict__")
+        or callable(value)
+    ):
         return value
     copied = made[id(value)] = copy.copy(value)
     for name, held in vars(value).items():
@@ -265,14 +289,20 @@ def written_by(desc: Any) -> str | None:
 
 def _whole(desc: Any) -> Any:
     """The descriptor of the tensor that `desc` describes a component of, such as a DTensor's local tensor."""
-    while isinstance(base := getattr(desc, "base", None), descriptors.AOTInput | descriptors.AOTOutput):
+    while isinstance(
+        base := getattr(desc, "base", None), descriptors.AOTInput | descriptors.AOTOutput
+    ):
         desc = base
     return desc
 
 
 def _named(desc: Any) -> str | None:
     desc = _whole(desc)
-    return desc.target if isinstance(desc, descriptors.ParamAOTInput | descriptors.BufferAOTInput) else None
+    return (
+        desc.target
+        if isinstance(desc, descriptors.ParamAOTInput | descriptors.BufferAOTInput)
+        else None
+    )
 
 
 def is_parameter(node: torch.fx.Node) -> bool:
@@ -310,12 +340,16 @@ def clone(graph: Graph) -> Graph:
     names._used_names, names._base_count = set(known._used_names), dict(known._base_count)
     copies: dict[torch.fx.Node, torch.fx.Node] = {}
     for node in old.nodes:
-        args, kwargs = (torch.fx.node.map_arg(a, copies.__getitem__) for a in (node.args, node.kwargs))
+        args, kwargs = (
+            torch.fx.node.map_arg(a, copies.__getitem__) for a in (node.args, node.kwargs)
+        )
         copies[node] = put(new, node, node.name, args, kwargs, dict(node.meta))
     return like(graph, new)
 
 
-def put(graph: torch.fx.Graph, old: torch.fx.Node, name: str, args: Any, kwargs: Any, meta: Any) -> torch.fx.Node:
+def put(
+    graph: torch.fx.Graph, old: torch.fx.Node, name: str, args: Any, kwargs: Any, meta: Any
+) -> torch.fx.Node:
     """Append a node with the operator of `old` to `graph`, without the checks that `old` has passed.
 
     name: unused in `graph`, or reserved by it.

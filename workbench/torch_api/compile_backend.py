@@ -25,17 +25,24 @@ from workbench.torch_api import aot, partitioning
 _STEP = re.compile(r"_(modules|parameters|buffers)\['([^']+)'\]")
 
 
-def held_by_module(graph: GraphModule, example_inputs: Sequence[Any]) -> dict[int, tuple[str, bool]]:
+def held_by_module(
+    graph: GraphModule, example_inputs: Sequence[Any]
+) -> dict[int, tuple[str, bool]]:
     """By position: the qualified name of each input that is a parameter or buffer, and whether it is a parameter.
 
     graph: Dynamo's. Its inputs have sources such as `L['self']._modules['norm']._parameters['weight']`.
     """
     found = {}
-    for index, (node, value) in enumerate(zip(graph.graph.find_nodes(op="placeholder"), example_inputs, strict=True)):
+    for index, (node, value) in enumerate(
+        zip(graph.graph.find_nodes(op="placeholder"), example_inputs, strict=True)
+    ):
         source = getattr(getattr(node, "_dynamo_source", None), "name", "")
         steps = _STEP.findall(source() if callable(source) else source)  # a method before 2.13
         if isinstance(value, torch.Tensor) and steps and steps[-1][0] != "modules":
-            found[index] = ".".join(name for _, name in steps), isinstance(value, torch.nn.Parameter)
+            found[index] = (
+                ".".join(name for _, name in steps),
+                isinstance(value, torch.nn.Parameter),
+            )
     return found
 
 
@@ -101,7 +108,9 @@ def through_autograd(
             if which == "inference":
                 slot.body = aot.boxed(traced)
 
-            def call(args: list[Any]) -> Any:  # a function: torch's wrapper copies the attribute from it
+            def call(
+                args: list[Any],
+            ) -> Any:  # a function: torch's wrapper copies the attribute from it
                 return slot(args)
 
             call._boxed_call = True  # type: ignore[attr-defined]
@@ -109,7 +118,9 @@ def through_autograd(
 
         return keep
 
-    def partition(traced: GraphModule, inputs: Any, **keywords: Any) -> tuple[GraphModule, GraphModule]:
+    def partition(
+        traced: GraphModule, inputs: Any, **keywords: Any
+    ) -> tuple[GraphModule, GraphModule]:
         describe_inputs(traced, held)
         given = JointFromCompile(traced)
         joint(given)
@@ -117,8 +128,11 @@ def through_autograd(
             return partitioning.PARTITIONERS["min_cut"](aot.clone(given.graph), inputs, **keywords)
 
     compiled = aot_autograd(
-        fw_compiler=compiler("forward"), bw_compiler=compiler("backward"), inference_compiler=compiler("inference"),
-        partition_fn=partition, decompositions=decompositions,
+        fw_compiler=compiler("forward"),
+        bw_compiler=compiler("backward"),
+        inference_compiler=compiler("inference"),
+        partition_fn=partition,
+        decompositions=decompositions,
     )
     # or the backward would be compiled during the first step
     with torch._functorch.config.patch(force_non_lazy_backward_lowering=True):

@@ -25,7 +25,9 @@ class Recorder:
         self._stream: Any = None
         self._host: list[torch.Tensor] = []
 
-    def record(self, body: Callable[[list[Any]], Any], inputs: list[Any]) -> tuple[Callable[[], None], list[Any]]:
+    def record(
+        self, body: Callable[[list[Any]], Any], inputs: list[Any]
+    ) -> tuple[Callable[[], None], list[Any]]:
         """Record the launches of `body(inputs)`. Returns the replay on the current stream, and the outputs it writes.
 
         The graph reads the inputs at their addresses and does not keep them alive.
@@ -37,8 +39,12 @@ class Recorder:
         # or workspaces of the side stream would be allocated in the pool, and outlive it
         torch._C._cuda_clearCublasWorkspaces()
         # NCCL's watchdog thread queries events in the meantime, which the default mode forbids
-        with (host_copies.recorded() as buffers,
-              torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local")):
+        with (
+            host_copies.recorded() as buffers,
+            torch.cuda.graph(
+                graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+            ),
+        ):
             outputs = list(body(list(inputs)))
         self._host += buffers
         torch._C._cuda_clearCublasWorkspaces()
@@ -49,7 +55,9 @@ class Recorder:
         """Device memory of the pool of all graphs so far, in bytes; None before the first recording."""
         if self._pool is None:
             return None
-        return sum(s["total_size"] for s in torch.cuda.memory_snapshot(self._pool, include_traces=False))
+        return sum(
+            s["total_size"] for s in torch.cuda.memory_snapshot(self._pool, include_traces=False)
+        )
 
     def close(self) -> None:
         """Free the graphs and their pool. This must come before the process groups are destroyed."""

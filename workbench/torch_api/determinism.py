@@ -75,8 +75,12 @@ def random_state() -> dict[str, Any]:
     """The state of all random generators of this process, of types that `torch.load(weights_only=True)` reads."""
     arrays, cuda = _numpy_random(), torch.cuda.is_available()
     name, keys, *rest = arrays.get_state() if arrays else ("", (), 0, 0, 0.0)
-    return {"torch": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state() if cuda else None,
-            "python": random.getstate(), "numpy": (name, [int(key) for key in keys], *rest) if arrays else None}
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state() if cuda else None,
+        "python": random.getstate(),
+        "numpy": (name, [int(key) for key in keys], *rest) if arrays else None,
+    }
 
 
 def set_random_state(state: Mapping[str, Any]) -> None:

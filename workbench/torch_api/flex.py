@@ -25,7 +25,9 @@ def cpu_backward() -> Iterator[None]:
         yield
 
 
-def flex_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: BlockMask) -> torch.Tensor:
+def flex_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: BlockMask
+) -> torch.Tensor:
     """Attention under a block mask: q (batch, heads, seq, head_dim), k and v (batch, kv_heads, seq, head_dim)."""
     grouped = q.shape[1] != k.shape[1]
     if torch.compiler.is_compiling():  # inside a capture, which allows the backward
@@ -38,7 +40,9 @@ def flex_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Bloc
 def causal_mask(seq: int, device: torch.device) -> BlockMask:
     """Each position attends to itself and the positions before it."""
 
-    def visible(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
+    def visible(
+        b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, kv: torch.Tensor
+    ) -> torch.Tensor:
         return q >= kv
 
     blocks = -(-seq // BLOCK)
@@ -56,7 +60,9 @@ def document_mask(tokens: torch.Tensor, end: int) -> BlockMask:
     ends = (tokens == end).int()
     document = ends.cumsum(1) - ends  # the end token belongs to its document
 
-    def visible(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
+    def visible(
+        b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, kv: torch.Tensor
+    ) -> torch.Tensor:
         return (q >= kv) & (document[b, q] == document[b, kv])
 
     seq = tokens.shape[1]
@@ -70,6 +76,10 @@ def document_mask(tokens: torch.Tensor, end: int) -> BlockMask:
 
     def listed(which: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         chosen = which.unsqueeze(1).int()
-        return chosen.sum(-1, dtype=torch.int32), chosen.argsort(dim=-1, descending=True, stable=True).int()
+        return chosen.sum(-1, dtype=torch.int32), chosen.argsort(
+            dim=-1, descending=True, stable=True
+        ).int()
 
-    return BlockMask.from_kv_blocks(*listed(some & ~whole), *listed(whole), BLOCK, visible, (seq, seq))
+    return BlockMask.from_kv_blocks(
+        *listed(some & ~whole), *listed(whole), BLOCK, visible, (seq, seq)
+    )

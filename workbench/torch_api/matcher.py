@@ -18,7 +18,9 @@ class _Leaking(SubgraphMatcher):
         return True
 
 
-def matches(pattern: Graph, graph: Graph, *, contained: bool = True, literals: bool = True) -> list[InternalMatch]:
+def matches(
+    pattern: Graph, graph: Graph, *, contained: bool = True, literals: bool = True
+) -> list[InternalMatch]:
     """Places in `graph` that match `pattern`, without overlap. The pattern's inputs stand for any different values.
 
     contained: values that the pattern does not return are only read inside the place. literals: numbers and lists in
@@ -32,5 +34,10 @@ def leaks(pattern: Graph, place: InternalMatch) -> list[tuple[Node, Node]]:
     """(inner node, reader outside the place) for the values that the pattern would have to return."""
     inside = {gn for pn, gn in place.nodes_map.items() if pn.op != "placeholder"}
     returned = set(pattern.output_node().all_input_nodes)
-    return [(gn, user) for pn, gn in place.nodes_map.items() if pn.op != "placeholder" and pn not in returned
-            for user in gn.users if user not in inside]
+    return [
+        (gn, user)
+        for pn, gn in place.nodes_map.items()
+        if pn.op != "placeholder" and pn not in returned
+        for user in gn.users
+        if user not in inside
+    ]

@@ -23,7 +23,9 @@ COMPILED_REGION = "compiled_region"
 HOST_COPIES = ("to_host", "to_device")
 COLLECTIVE_KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast")
 # These return their input or a copy of it, depending on its layout or dtype.
-_MAYBE_COPIES = frozenset({"aten.contiguous", "aten.reshape", "aten.to", "aten.type_as", "aten.expand_as"})
+_MAYBE_COPIES = frozenset(
+    {"aten.contiguous", "aten.reshape", "aten.to", "aten.type_as", "aten.expand_as"}
+)
 
 
 @functools.cache
@@ -60,7 +62,10 @@ def collective_kind(target: Any) -> str | None:
     return next((kind for kind in COLLECTIVE_KINDS if name.startswith(kind)), None)
 
 
-_FUSED = {"symm_mem.fused_all_gather_matmul": "all_gather", "symm_mem.fused_matmul_reduce_scatter": "reduce_scatter"}
+_FUSED = {
+    "symm_mem.fused_all_gather_matmul": "all_gather",
+    "symm_mem.fused_matmul_reduce_scatter": "reduce_scatter",
+}
 
 
 def multiplies(target: Any) -> bool:
@@ -91,7 +96,9 @@ def host_copy(target: Any) -> str | None:
 
 def sends(target: Any) -> bool:
     """Whether the operator starts something that has to be waited for: a collective, or a copy to or from the host."""
-    return host_copy(target) is not None or (collective_kind(target) is not None and not blocks(target))
+    return host_copy(target) is not None or (
+        collective_kind(target) is not None and not blocks(target)
+    )
 
 
 def waits(target: Any) -> bool:
@@ -121,9 +128,17 @@ def _effects(target: Any) -> tuple[Places, Places]:
     if not isinstance(target, torch._ops.OpOverload):
         return (), ()
     schema = target._schema
-    shared: set[str] = set().union(*(r.alias_info.before_set for r in schema.returns if r.alias_info is not None))
-    marked = [(i, a.name, a.alias_info) for i, a in enumerate(schema.arguments) if a.alias_info is not None]
-    aliased = tuple((i, name) for i, name, info in marked if info.before_set & shared or "*" in info.after_set)
+    shared: set[str] = set().union(
+        *(r.alias_info.before_set for r in schema.returns if r.alias_info is not None)
+    )
+    marked = [
+        (i, a.name, a.alias_info)
+        for i, a in enumerate(schema.arguments)
+        if a.alias_info is not None
+    ]
+    aliased = tuple(
+        (i, name) for i, name, info in marked if info.before_set & shared or "*" in info.after_set
+    )
     if op_name(target) == "aten._unsafe_view" or is_wait(target):
         aliased = ((0, schema.arguments[0].name),)
     return aliased, tuple((i, name) for i, name, info in marked if info.is_write)
@@ -149,10 +164,18 @@ def aliased_inputs(node: torch.fx.Node) -> list[torch.fx.Node]:
         return []
     if node.target is operator.getitem:
         # a compiled region returns independent tensors
-        return [a for a in node.args[:1] if isinstance(a, torch.fx.Node) and COMPILED_REGION not in a.meta]
+        return [
+            a
+            for a in node.args[:1]
+            if isinstance(a, torch.fx.Node) and COMPILED_REGION not in a.meta
+        ]
     found = _nodes_at(node, _effects(node.target)[0])
     if found and op_name(node.target) in _MAYBE_COPIES:
-        return found if storage_key(node.meta.get("val")) == storage_key(found[0].meta.get("val")) else []
+        return (
+            found
+            if storage_key(node.meta.get("val")) == storage_key(found[0].meta.get("val"))
+            else []
+        )
     return found
 
 
@@ -164,7 +187,12 @@ def written_inputs(node: torch.fx.Node) -> list[torch.fx.Node]:
 def calls_of(graph: torch.fx.Graph, wanted: Callable[[Any], bool]) -> list[torch.fx.Node]:
     """The nodes whose operator satisfies `wanted`, in node order, from the graph's index by operator."""
     table = graph._find_nodes_lookup_table.table
-    return sorted(n for (op, target), nodes in table.items() if op == "call_function" and wanted(target) for n in nodes)
+    return sorted(
+        n
+        for (op, target), nodes in table.items()
+        if op == "call_function" and wanted(target)
+        for n in nodes
+    )
 
 
 def writes(target: Any) -> bool:
@@ -174,14 +202,21 @@ def writes(target: Any) -> bool:
 
 def may_draw(target: Any) -> bool:
     """Whether the operator's result may depend on the random generator."""
-    return isinstance(target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
+    return (
+        isinstance(target, torch._ops.OpOverload)
+        and torch.Tag.nondeterministic_seeded in target.tags
+    )
 
 
 def draws(node: torch.fx.Node) -> bool:
     """Whether the node's result depends on the random generator. Attention without dropout does not."""
     if not may_draw(node.target):
         return False
-    return "dropout_p" not in _arguments(node.target) or argument(node, "dropout_p") not in (None, 0, 0.0)
+    return "dropout_p" not in _arguments(node.target) or argument(node, "dropout_p") not in (
+        None,
+        0,
+        0.0,
+    )
 
 
 def storage_key(value: Any) -> int | None:
@@ -212,8 +247,11 @@ def with_hints(value: Any) -> Any:
         return type(value)(map(with_hints, value))
     if not is_symbolic(value):
         return value
-    return torch.empty([hint(s) for s in value.shape], dtype=value.dtype, device="meta") if isinstance(
-        value, torch.Tensor) else hint(value)
+    return (
+        torch.empty([hint(s) for s in value.shape], dtype=value.dtype, device="meta")
+        if isinstance(value, torch.Tensor)
+        else hint(value)
+    )
 
 
 EXPECTED = "expected_size"
@@ -250,13 +288,17 @@ def own_bytes(node: torch.fx.Node) -> int:
 
     Those of a compiled region belong to its items.
     """
-    return 0 if COMPILED_REGION in node.meta or on_host(node) else tensor_bytes(node.meta.get("val"))
+    return (
+        0 if COMPILED_REGION in node.meta or on_host(node) else tensor_bytes(node.meta.get("val"))
+    )
 
 
 def on_host(node: torch.fx.Node) -> bool:
     """Whether a value is a copy on the host, or an input that the graph copies to the device."""
     return host_copy(node.target) == "to_host" or (
-        node.op == "placeholder" and any(host_copy(user.target) == "to_device" for user in node.users))
+        node.op == "placeholder"
+        and any(host_copy(user.target) == "to_device" for user in node.users)
+    )
 
 
 def group_name_of(node: torch.fx.Node) -> str:

@@ -35,7 +35,9 @@ IN_FORWARD = "must_be_in_forward"
 _CLASSIFY = partitioners.classify_nodes
 
 
-def compile_joint(joint: Any, by: str, options: Mapping[str, Any]) -> tuple[Callable[..., Any], LateBound, LateBound]:
+def compile_joint(
+    joint: Any, by: str, options: Mapping[str, Any]
+) -> tuple[Callable[..., Any], LateBound, LateBound]:
     """Partition with one of PARTITIONERS and wrap the pair in autograd; both bodies stay open.
 
     options: as for `settings`. torch would use `default_partition` here, which saves views of gathered weights.
@@ -56,11 +58,17 @@ def compile_joint(joint: Any, by: str, options: Mapping[str, Any]) -> tuple[Call
 
     with settings(options):
         function = aot_compile_joint_with_descriptors(
-            joint, partition_fn=cut, fw_compiler=compiler("forward"), bw_compiler=compiler("backward"))
+            joint,
+            partition_fn=cut,
+            fw_compiler=compiler("forward"),
+            bw_compiler=compiler("backward"),
+        )
     return function, found["forward"], found["backward"]
 
 
-def cut(graph: GraphModule, results: int, options: Mapping[str, Any]) -> tuple[GraphModule, GraphModule]:
+def cut(
+    graph: GraphModule, results: int, options: Mapping[str, Any]
+) -> tuple[GraphModule, GraphModule]:
     """The minimum cut of a joint graph, which is changed. results: the number of outputs that are no gradients.
 
     To save some of the inputs costs nothing, as in `compile_joint`. torch means the parameters and buffers, and takes
@@ -79,8 +87,12 @@ def save_old_values(graph: GraphModule) -> None:
 
     torch's minimum cut may save the buffer itself instead, and autograd then refuses the backward.
     """
-    written = {written_by(desc) for desc in tree_leaves(graph.graph.output_node().meta.get("desc"))} - {None}
-    todo = [node for node in graph.graph.find_nodes(op="placeholder") if parameter_of(node) in written]
+    written = {
+        written_by(desc) for desc in tree_leaves(graph.graph.output_node().meta.get("desc"))
+    } - {None}
+    todo = [
+        node for node in graph.graph.find_nodes(op="placeholder") if parameter_of(node) in written
+    ]
     while todo:
         for user in todo.pop().users:
             if user.op != "call_function" or user.meta.get("partitioner_tag") == "is_backward":
@@ -101,7 +113,9 @@ def settings(options: Mapping[str, Any] = MappingProxyType({})) -> Iterator[None
     options: of torch._functorch.config, such as `activation_memory_budget`.
     """
     changed = dict(options)
-    if options and hasattr(functorch_config, _OPAQUE):  # a device mesh among the inputs holds no tensor
+    if options and hasattr(
+        functorch_config, _OPAQUE
+    ):  # a device mesh among the inputs holds no tensor
         changed[_OPAQUE] = True
     with (functorch_config.patch(changed),
           mock.patch.object(partitioners, "has_recomputable_rng_ops", recomputes_draws),
@@ -115,7 +129,11 @@ def _classified(graph: GraphModule, *given: Any, **options: Any) -> Any:
     torch asks which nodes the loss needs, and lets the cut decide about gradients that are computed beside it.
     """
     info = _CLASSIFY(graph, *given, **options)
-    todo = [n for n in graph.graph.nodes if n.meta.get("partitioner_tag") == IN_FORWARD and info.is_unclaimed(n)]
+    todo = [
+        n
+        for n in graph.graph.nodes
+        if n.meta.get("partitioner_tag") == IN_FORWARD and info.is_unclaimed(n)
+    ]
     if not todo:
         return info
     while todo:

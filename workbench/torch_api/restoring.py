@@ -52,12 +52,17 @@ def same_tensors(module: nn.Module) -> Iterator[None]:
 def restoring(tensors: Iterable[torch.Tensor], *, on_host: bool = False) -> Iterator[None]:
     """Restore the values of these tensors at the end, at the same addresses. on_host: where a GPU's copies lie."""
     storages = [shard_of(tensor).detach().untyped_storage() for tensor in tensors]
-    copies = [storage.cpu() if on_host and storage.device.type != "cpu" else storage.clone() for storage in storages]
+    copies = [
+        storage.cpu() if on_host and storage.device.type != "cpu" else storage.clone()
+        for storage in storages
+    ]
     try:
         yield
     finally:
         for storage, copy in zip(storages, copies, strict=True):
-            storage.copy_(copy)  # storage, not tensor: for any dtype and view, and the version counter stays
+            storage.copy_(
+                copy
+            )  # storage, not tensor: for any dtype and view, and the version counter stays
 
 
 def shard_of(tensor: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,9 @@ from workbench.errors import WorkbenchError
 from workbench.recipe.wording import counted
 
 RANKS_A_CORE = 32  # starting a rank takes 1.7 s of a core, and all must start within START_SECONDS
-RANK_BYTES = 144 << 20  # measured: what an idle rank has of its own; one that builds a recipe has more
+RANK_BYTES = (
+    144 << 20
+)  # measured: what an idle rank has of its own; one that builds a recipe has more
 RANK_FILES = 4  # in this process its channel and its output; in each rank a connection to every other, per group
 RANK_THREADS = 8  # measured: 6; a compiler starts more
 FAKE_RANKS = 1 << 21  # measured: a million ranks take 3 s and 150 MB to lay out; both grow linearly
@@ -24,7 +26,8 @@ def refuse_too_many(n: int) -> None:
         raise WorkbenchError(
             f"ranks(n={n}): this machine can start {counted(most, 'rank')} at most ({why}). Start fewer, with a "
             "smaller mesh, or take a fake world (--world fake, fake_world(n)), which has up to "
-            f"{FAKE_RANKS:,} ranks in one process.")
+            f"{FAKE_RANKS:,} ranks in one process."
+        )
 
 
 def cores() -> int:
@@ -36,21 +39,39 @@ def _bounds() -> list[tuple[int, str]]:
     """The number of ranks that each resource allows, and why. A resource that this system does not show has none."""
     found = [(cores() * RANKS_A_CORE, f"{RANKS_A_CORE} for each of {counted(cores(), 'core')}")]
     if (free := _memory()) is not None:
-        found.append((free // RANK_BYTES, f"{RANK_BYTES >> 20} MiB for each, and {free >> 20:,} MiB are free"))
+        found.append(
+            (
+                free // RANK_BYTES,
+                f"{RANK_BYTES >> 20} MiB for each, and {free >> 20:,} MiB are free",
+            )
+        )
     with suppress(ImportError, OSError):  # not on every system
         import resource
 
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         if files != resource.RLIM_INFINITY:
             here = len(os.listdir("/proc/self/fd"))
-            found.append((max(0, files - here) // RANK_FILES,
-                          f"{RANK_FILES} open files for each, and ulimit -n is {files:,}, with {here:,} open"))
+            found.append(
+                (
+                    max(0, files - here) // RANK_FILES,
+                    f"{RANK_FILES} open files for each, and ulimit -n is {files:,}, with {here:,} open",
+                )
+            )
         threads = resource.getrlimit(resource.RLIMIT_NPROC)[0]
         if threads != resource.RLIM_INFINITY:
-            found.append((threads // RANK_THREADS, f"{RANK_THREADS} threads for each, and ulimit -u is {threads:,}"))
+            found.append(
+                (
+                    threads // RANK_THREADS,
+                    f"{RANK_THREADS} threads for each, and ulimit -u is {threads:,}",
+                )
+            )
     if (threads_ := _number(_CGROUP / "pids.max")) is not None:
-        found.append((threads_ // RANK_THREADS, f"{RANK_THREADS} threads for each, and the container's pids.max is "
-                                                f"{threads_:,}"))
+        found.append(
+            (
+                threads_ // RANK_THREADS,
+                f"{RANK_THREADS} threads for each, and the container's pids.max is {threads_:,}",
+            )
+        )
     return found
 
 

@@ -14,7 +14,9 @@ from typing import Any
 
 from workbench.world.pickling import Pickler, dumps
 
-MAIN = ModuleType("__main__", "The cells' namespace, named so that cloudpickle sends their classes by value.")
+MAIN = ModuleType(
+    "__main__", "The cells' namespace, named so that cloudpickle sends their classes by value."
+)
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 """The address in a default `repr`, which differs between ranks."""
 SHOWN = 500
@@ -33,7 +35,9 @@ class Shard:
     axes: tuple[str, ...]
 
     def __repr__(self) -> str:
-        where = ", ".join(f"{axis}: {placed}" for axis, placed in zip(self.axes, self.placements, strict=True))
+        where = ", ".join(
+            f"{axis}: {placed}" for axis, placed in zip(self.axes, self.placements, strict=True)
+        )
         return f"Shard of {list(self.shape)} ({where}):\n{self.local!r}"
 
 
@@ -57,7 +61,12 @@ class _CellPickler(Pickler):
     def reduce_dtensor(self, value: Any) -> Any:
         mesh = value.device_mesh
         axes = mesh.mesh_dim_names or tuple(f"axis {i}" for i in range(mesh.ndim))
-        return Shard, (value.to_local(), tuple(value.shape), tuple(map(str, value.placements)), tuple(axes))
+        return Shard, (
+            value.to_local(),
+            tuple(value.shape),
+            tuple(map(str, value.placements)),
+            tuple(axes),
+        )
 
 
 def run_cell(source: str, name: str, given: dict[str, Any]) -> bytes | None:
@@ -97,7 +106,9 @@ def compiled(source: str, name: str) -> tuple[Any, Any]:
     last = None
     if tree.body and isinstance(tree.body[-1], ast.Expr) and not source.rstrip().endswith(";"):
         last = compile(ast.Expression(tree.body.pop().value), name, "eval", dont_inherit=True)  # type: ignore[attr-defined]
-    return compile(tree, name, "exec", dont_inherit=True), last  # this module's `annotations` are not the cell's
+    return compile(
+        tree, name, "exec", dont_inherit=True
+    ), last  # this module's `annotations` are not the cell's
 
 
 def complete(text: str) -> list[str]:

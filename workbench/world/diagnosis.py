@@ -23,11 +23,14 @@ _COLLECTIVES = ("all_", "barrier", "batch_", "broadcast", "gather", "irecv", "is
                 "recv", "reduce", "scatter", "send", "wait")
 # The errors of a rank whose peer left a collective: usually a consequence, not the cause.
 _BROKEN_PEER = re.compile(
-    r"DistBackendError|DistNetworkError|Connection (closed|reset|refused)|Broken pipe|gloo|NCCL|aborted", re.IGNORECASE
+    r"DistBackendError|DistNetworkError|Connection (closed|reset|refused)|Broken pipe|gloo|NCCL|aborted",
+    re.IGNORECASE,
 )
 
-_FINGERPRINT = re.compile(r"Rank (\d+) is running collective: CollectiveFingerPrint\(SequenceNumber=\d+, OpType=(\w+)"
-                          r"(?:, TensorShape=\[([^]]*)\], TensorDtypes=(\w+))?")
+_FINGERPRINT = re.compile(
+    r"Rank (\d+) is running collective: CollectiveFingerPrint\(SequenceNumber=\d+, OpType=(\w+)"
+    r"(?:, TensorShape=\[([^]]*)\], TensorDtypes=(\w+))?"
+)
 _MISMATCH = re.compile(r"Detected mismatch between collectives on ranks\..*")
 
 
@@ -62,8 +65,13 @@ class RankError(WorkbenchError):
     """
 
     def __init__(
-        self, headline: str, failures: Iterable[Failure], timed_out: bool = False, notes: Sequence[str] = (),
-        kept: bool = False, launches: Mapping[int, Sequence[Launch]] | None = None,
+        self,
+        headline: str,
+        failures: Iterable[Failure],
+        timed_out: bool = False,
+        notes: Sequence[str] = (),
+        kept: bool = False,
+        launches: Mapping[int, Sequence[Launch]] | None = None,
     ) -> None:
         self.failures = sorted(failures, key=lambda failure: failure.order)
         self.launches = dict(launches or {})
@@ -71,18 +79,26 @@ class RankError(WorkbenchError):
         self.headline, self.timed_out, self.kept = headline, timed_out, kept
         self.rank, self.summary, self.remote_traceback = first.rank, first.summary, first.detail
         parts = [headline]
-        parts += [f"  {text}" for text in _consequences(self.failures[0 if timed_out else 1 :], first, timed_out)]
+        parts += [
+            f"  {text}"
+            for text in _consequences(self.failures[0 if timed_out else 1 :], first, timed_out)
+        ]
         parts += [f"\n{note}" for note in notes]
         super().__init__("\n".join(parts + _details(self.failures)))
 
     def _render_traceback_(self, *_: object) -> list[str]:
         """IPython shows these lines instead of the pool's own frames."""
-        return "\n".join([f"{type(self).__name__}: {self}", *getattr(self, "__notes__", ())]).splitlines()
+        return "\n".join(
+            [f"{type(self).__name__}: {self}", *getattr(self, "__notes__", ())]
+        ).splitlines()
 
 
 def note_interrupt(error: BaseException, waits: Sequence[Failure]) -> None:
     """Note on a KeyboardInterrupt where the ranks were. IPython shows the note instead of the pool's own frames."""
-    lines = ["the ranks were ended.", *(f"rank {failure.rank}: {failure.summary}" for failure in waits)]
+    lines = [
+        "the ranks were ended.",
+        *(f"rank {failure.rank}: {failure.summary}" for failure in waits),
+    ]
     error.add_note("\n".join(lines))
     error._render_traceback_ = lambda *_: [f"KeyboardInterrupt: {lines[0]}", *lines[1:]]  # type: ignore[attr-defined]
 
@@ -116,7 +132,9 @@ def _consequences(failures: Sequence[Failure], first: Failure, timed_out: bool) 
     def same(failure: Failure) -> bool:
         return not timed_out and (failure.kind, failure.summary) == (first.kind, first.summary)
 
-    return by_text((failure.rank, "the same" if same(failure) else failure.summary) for failure in failures)
+    return by_text(
+        (failure.rank, "the same" if same(failure) else failure.summary) for failure in failures
+    )
 
 
 def _details(failures: Sequence[Failure]) -> list[str]:
@@ -187,7 +205,10 @@ def _threads(text: str) -> list[tuple[bool, list[str]]]:
     threads = []
     for block in re.split(r"^(?:Current thread|Thread) .*$", text, flags=re.MULTILINE)[1:]:
         frames = [line for line in block.splitlines() if _FRAME.match(line)]
-        own = next((i for i, line in enumerate(frames) if any(file in line for file in _WORKER_FILES)), None)
+        own = next(
+            (i for i, line in enumerate(frames) if any(file in line for file in _WORKER_FILES)),
+            None,
+        )
         if own is None:
             threads.append((False, frames))
         elif not any(line.endswith("in listen") for line in frames[own:]):
@@ -207,7 +228,11 @@ def where(frames: Sequence[str]) -> str:
                        and f["name"].startswith(_COLLECTIVES)), None)
     user = next((f for f in found if not is_library(f["file"])), found[0])
     place = f"{user['name']} ({file_name(user['file'])}, line {user['line']})"
-    return f"waiting in the collective {collective}, called from {place}" if collective else f"busy in {place}"
+    return (
+        f"waiting in the collective {collective}, called from {place}"
+        if collective
+        else f"busy in {place}"
+    )
 
 
 def file_name(file: str) -> str:
@@ -238,7 +263,9 @@ def waiting(rank: int, frames: Sequence[str], now: float) -> Failure:
 def _folded(frames: Sequence[str]) -> list[str]:
     """The frames; consecutive frames of one library become one line."""
     shown: list[str] = []
-    for library, run in groupby(frames, key=lambda line: _library((_FRAME.match(line) or {"file": ""})["file"])):
+    for library, run in groupby(
+        frames, key=lambda line: _library((_FRAME.match(line) or {"file": ""})["file"])
+    ):
         own = list(run)
         shown += [f"  ... {counted(len(own), 'frame')} of {library}"] if library else own
     return shown

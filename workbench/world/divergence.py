@@ -37,7 +37,9 @@ class Divergence:
         texts += [(rank, "did not launch it; " + (f"the last one there is {described(last)}" if last else
                                                   "none was launched there"))
                   for rank, last in sorted(self.missing.items())]
-        return "\n  ".join([f"The ranks part at collective {self.number} of {over}:", *by_text(texts)])
+        return "\n  ".join(
+            [f"The ranks part at collective {self.number} of {over}:", *by_text(texts)]
+        )
 
 
 def user_frame(launch: Launch) -> Launch:
@@ -45,13 +47,17 @@ def user_frame(launch: Launch) -> Launch:
 
     To be called in the rank: only the rank has the text of a generated graph.
     """
-    stack = tuple(frame for frame in launch.stack if not is_library(frame[0]))[:1] or launch.stack[:1]
+    stack = (
+        tuple(frame for frame in launch.stack if not is_library(frame[0]))[:1] or launch.stack[:1]
+    )
     return replace(launch, stack=stack, source=source_line(*stack[0][:2]) if stack else "")
 
 
 def described(launch: Launch) -> str:
     """`all_reduce of float32 [3, 4], in step (cell 3, line 2): dist.all_reduce(x)`."""
-    tensors = ", ".join(f"{dtype} {list(shape)}" for dtype, shape in zip(launch.dtypes, launch.shapes, strict=False))
+    tensors = ", ".join(
+        f"{dtype} {list(shape)}" for dtype, shape in zip(launch.dtypes, launch.shapes, strict=False)
+    )
     text = launch.op + (f" of {tensors}" if tensors else "")
     for file, line, name in launch.stack[:1]:
         source = launch.source or source_line(file, line)
@@ -67,7 +73,9 @@ def first_divergence(launches: Mapping[int, Sequence[Launch]]) -> Divergence | N
     whichever rank answered first.
     """
     groups: dict[str, dict[int, dict[int, Launch]]] = {}
-    forgetful = {rank for rank, own in launches.items() if own and own[0].record > 0}  # lost their oldest launches
+    forgetful = {
+        rank for rank, own in launches.items() if own and own[0].record > 0
+    }  # lost their oldest launches
     for rank, own in sorted(launches.items()):
         for launch in own:
             for member in launch.ranks:
@@ -76,7 +84,11 @@ def first_divergence(launches: Mapping[int, Sequence[Launch]]) -> Divergence | N
             groups.setdefault(launch.group, {}).setdefault(rank, {})[launch.number] = launch
     found = [d for by_rank in groups.values() if (d := _in_group(by_rank))]
     waiting = {rank for rank, own in launches.items() if any(not launch.done for launch in own)}
-    return min(found, key=lambda d: (bool(d.missing), bool(waiting & set(d.missing)), d.number), default=None)
+    return min(
+        found,
+        key=lambda d: (bool(d.missing), bool(waiting & set(d.missing)), d.number),
+        default=None,
+    )
 
 
 def _in_group(by_rank: dict[int, dict[int, Launch]]) -> Divergence | None:
@@ -87,8 +99,15 @@ def _in_group(by_rank: dict[int, dict[int, Launch]]) -> Divergence | None:
         if not launched:  # the number of one of torch's detailed checks
             continue
         some = next(iter(launched.values()))
-        if len(launched) < len(by_rank) or len({_signature(launch) for launch in launched.values()}) > 1:
-            missing = {rank: own[max(own)] if own else None for rank, own in by_rank.items() if rank not in launched}
+        if (
+            len(launched) < len(by_rank)
+            or len({_signature(launch) for launch in launched.values()}) > 1
+        ):
+            missing = {
+                rank: own[max(own)] if own else None
+                for rank, own in by_rank.items()
+                if rank not in launched
+            }
             return Divergence(some.axis, some.ranks, number, launched, missing)
     return None
 

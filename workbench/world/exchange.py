@@ -48,7 +48,9 @@ def gather(
         if message is not None:
             processes.send(message, ranks)
         while len(answers) + len(failures) < len(ranks) and (left := limit - time.monotonic()) > 0:
-            for rank, kind, body in processes.events(min(left, TICK_SECONDS) if processes.tick else left):
+            for rank, kind, body in processes.events(
+                min(left, TICK_SECONDS) if processes.tick else left
+            ):
                 if kind in ("ok", "ready") and rank in ranks:
                     answers[rank] = body
                     continue
@@ -72,13 +74,21 @@ def gather(
 
 
 def _fail(
-    processes: RankProcesses, answers: Mapping[int, bytes], failures: dict[int, Failure], ranks: Sequence[int],
-    limit: str, starting: bool,
+    processes: RankProcesses,
+    answers: Mapping[int, bytes],
+    failures: dict[int, Failure],
+    ranks: Sequence[int],
+    limit: str,
+    starting: bool,
 ) -> NoReturn:
     late = [rank for rank in ranks if rank not in answers and rank not in failures]
-    timed_out = all(failure.kind in ("waiting", "unsent") for failure in failures.values()) and bool(late)
+    timed_out = all(
+        failure.kind in ("waiting", "unsent") for failure in failures.values()
+    ) and bool(late)
     unsent = not late and all(failure.kind == "unsent" for failure in failures.values())
-    same = len(failures) == len(ranks) and len({(f.kind, f.summary) for f in failures.values()}) == 1
+    same = (
+        len(failures) == len(ranks) and len({(f.kind, f.summary) for f in failures.values()}) == 1
+    )
     if same:  # the times say nothing: show the lowest rank's
         failures = {rank: replace(failure, when=0.0) for rank, failure in failures.items()}
     stacks = processes.stacks(late)
@@ -93,17 +103,23 @@ def _fail(
     else:
         headline = f"rank {first.rank} {_verb(first.kind, starting)}: {first.summary}"
     if not processes.folder.exists():
-        notes.append(f"{processes.folder}, through which new process groups find each other, was removed while the "
-                     "ranks ran")
+        notes.append(
+            f"{processes.folder}, through which new process groups find each other, was removed while the "
+            "ranks ran"
+        )
     divergence, all_answered, launches = (None, False, {}) if starting or unsent else compared(
         processes, frames={rank: frame for rank, lines in stacks.items() if (frame := own_frame(lines))})
     same = same and first.kind == "error" and "CUDA" not in first.summary
     kept = unsent or (same and all_answered and divergence is None)
     if divergence is not None and not same:
         notes.append(str(divergence))
-    if first.kind == "died" and any("EnforceNotMet" in line for line in processes.echo.tail[first.rank]):
-        notes.append("gloo ends a rank whose peer sends another size than it expects: run it again with check=True "
-                     "(%%ranks --check), and torch names the operators and shapes.")
+    if first.kind == "died" and any(
+        "EnforceNotMet" in line for line in processes.echo.tail[first.rank]
+    ):
+        notes.append(
+            "gloo ends a rank whose peer sends another size than it expects: run it again with check=True "
+            "(%%ranks --check), and torch names the operators and shapes."
+        )
     shown = {late[0]} if timed_out and starting else {first.rank} if first.kind == "died" else set()
     for rank in shown:
         if last := processes.echo.tail[rank]:
@@ -112,7 +128,9 @@ def _fail(
 
 
 def compared(
-    processes: RankProcesses, seconds: float = LOOK_SECONDS, frames: Mapping[int, tuple[str, int, str]] | None = None
+    processes: RankProcesses,
+    seconds: float = LOOK_SECONDS,
+    frames: Mapping[int, tuple[str, int, str]] | None = None,
 ) -> tuple[Divergence | None, bool, dict[int, list[Launch]]]:
     """The first collective on which the ranks differ, if any, whether all ranks reported in time, and their launches.
 
@@ -120,7 +138,9 @@ def compared(
     """
     everyone, limit = range(processes.size), time.monotonic() + seconds
     processes.ask(everyone, "look", "all")
-    launches = {rank: look["launches"] for rank, look in processes.answers(everyone, seconds / 3).items()}
+    launches = {
+        rank: look["launches"] for rank, look in processes.answers(everyone, seconds / 3).items()
+    }
     if (divergence := first_divergence(launches)) is None:
         return None, len(launches) == processes.size, launches
     processes.ask(launches, "look", "lines")

@@ -22,5 +22,7 @@ def fake_world(size: int, rank: int = 0, device: str = "cpu") -> Iterator[World]
     if torch.device(device).type == "cuda":
         torch.cuda.init()  # or the mesh would make another GPU current for another rank
         torch.cuda.set_device(device)
-    with opened("fake_world", World("fake", size, rank, torch.device(device), new_fake_mode())) as world:
+    with opened(
+        "fake_world", World("fake", size, rank, torch.device(device), new_fake_mode())
+    ) as world:
         yield world

@@ -75,7 +75,9 @@ class World:
         """A mesh of the axes in `sizes` (name to size) that are larger than 1; None if there are none."""
         axes = {name: size for name, size in sizes.items() if size > 1}
         if prod(axes.values()) != self.size:
-            raise WorldError(f"mesh {axes} does not multiply to the {self.size} ranks of this {self.kind} world")
+            raise WorldError(
+                f"mesh {axes} does not multiply to the {self.size} ranks of this {self.kind} world"
+            )
         if not axes:
             return None
         return self._kept(tuple(axes.items()), lambda: init_device_mesh(
@@ -109,7 +111,9 @@ class World:
             return None
 
         def make() -> DeviceMesh:
-            if len(axes) == 1:  # a mesh over all ranks would take the default group, which the other mesh may use
+            if (
+                len(axes) == 1
+            ):  # a mesh over all ranks would take the default group, which the other mesh may use
                 group = dist.new_group(list(range(self.size)))
                 return DeviceMesh.from_group(group, self.device.type, mesh_dim_names=tuple(axes))
             table = torch.tensor(ranks, dtype=torch.int).reshape(*axes.values())
@@ -147,10 +151,14 @@ def current_world() -> World:
         )
     backend = dist.get_backend()
     if backend not in ("gloo", "nccl"):
-        raise WorldError(f"the default process group uses the backend {backend!r}; gloo and nccl are supported")
+        raise WorldError(
+            f"the default process group uses the backend {backend!r}; gloo and nccl are supported"
+        )
     device = torch.device("cpu")
     if backend == "nccl":
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", torch.cuda.current_device())))
+        device = torch.device(
+            "cuda", int(os.environ.get("LOCAL_RANK", torch.cuda.current_device()))
+        )
     return World(cast(WorldKind, backend), dist.get_world_size(), dist.get_rank(), device)
 
 
@@ -161,10 +169,14 @@ def opened(what: str, world: World) -> Iterator[World]:
     `what` names the caller in errors. WorldError if a process group exists, or if size or rank is out of range.
     """
     if world.size < 1 or not 0 <= world.rank < world.size:
-        raise WorldError(f"{what}: need size >= 1 and 0 <= rank < size, not size {world.size} and rank {world.rank}")
+        raise WorldError(
+            f"{what}: need size >= 1 and 0 <= rank < size, not size {world.size} and rank {world.rank}"
+        )
     if world.size > FAKE_RANKS:
-        raise WorldError(f"{what}: {world.size:,} ranks are more than the {FAKE_RANKS:,} that one process can lay out: "
-                         "make the mesh smaller")
+        raise WorldError(
+            f"{what}: {world.size:,} ranks are more than the {FAKE_RANKS:,} that one process can lay out: "
+            "make the mesh smaller"
+        )
     if dist.is_initialized():
         raise WorldError(
             f"{what} cannot start: this process already has a default process group "

@@ -25,7 +25,9 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             dtensor = sys.modules.get("torch.distributed.tensor")
             if dtensor is not None and isinstance(obj, dtensor.DTensor):
                 return self.reduce_dtensor(obj)
-            if hasattr(obj, "trigger_wait"):  # the result of a functional collective, maybe unfinished
+            if hasattr(
+                obj, "trigger_wait"
+            ):  # the result of a functional collective, maybe unfinished
                 obj = obj.trigger_wait()
             if type(obj) in (torch.Tensor, torch.nn.Parameter):
                 sent = on_host(obj)
@@ -34,14 +36,20 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
                     return _rebuilt, (data, type(obj), sent.dtype, tuple(sent.shape), sent.requires_grad)
                 if sent is not given:
                     return sent.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
-        elif torch is not None and type(obj).__module__ == "torch._ops" and type(obj).__name__ in _OPERATORS:
+        elif (
+            torch is not None
+            and type(obj).__module__ == "torch._ops"
+            and type(obj).__name__ in _OPERATORS
+        ):
             name = obj.__name__ if isinstance(obj, types.ModuleType) else f"torch.ops.{obj}"
             return _operator, (name,)
         return super().reducer_override(obj)
 
     def reduce_dtensor(self, value: Any) -> Any:
         """DTensors are refused."""
-        raise TypeError("a DTensor means nothing outside its ranks: send x.to_local() or x.full_tensor()")
+        raise TypeError(
+            "a DTensor means nothing outside its ranks: send x.to_local() or x.full_tensor()"
+        )
 
 
 def _operator(name: str) -> Any:
@@ -60,7 +68,9 @@ def _is_plain_and_large(tensor: Any) -> bool:
             and tensor.untyped_storage().nbytes() == tensor.nbytes >= LARGE_BYTES)
 
 
-def _rebuilt(data: bytearray, kind: type, dtype: Any, shape: tuple[int, ...], requires_grad: bool) -> Any:
+def _rebuilt(
+    data: bytearray, kind: type, dtype: Any, shape: tuple[int, ...], requires_grad: bool
+) -> Any:
     import torch
 
     tensor = torch.frombuffer(data, dtype=dtype).reshape(shape)
@@ -73,9 +83,13 @@ def on_host(tensor: Any) -> Any:
     import torch
 
     on_device = tensor.device.type not in ("cpu", "meta")
-    dense = tensor.device.type == "cpu" and tensor.layout is torch.strided and not tensor.is_quantized
+    dense = (
+        tensor.device.type == "cpu" and tensor.layout is torch.strided and not tensor.is_quantized
+    )
     # Pickling a view would send the whole storage. The copies no longer share it.
-    wasteful = dense and tensor.untyped_storage().nbytes() > 2 * tensor.numel() * tensor.element_size()
+    wasteful = (
+        dense and tensor.untyped_storage().nbytes() > 2 * tensor.numel() * tensor.element_size()
+    )
     if not (on_device or wasteful):
         return tensor
     host = tensor.detach().cpu() if on_device else tensor.detach().clone()

@@ -31,15 +31,23 @@ Call = tuple[bytes, bytes]
 
 def checked_timeout(seconds: float) -> float:
     """`seconds` as a float. WorkbenchError unless it is a number above 0."""
-    if not isinstance(seconds, (int, float)) or isinstance(seconds, bool) or not 0 < seconds < float("inf"):
-        raise WorkbenchError(f"ranks(timeout={seconds!r}): timeout must be a number of seconds above 0.")
+    if (
+        not isinstance(seconds, (int, float))
+        or isinstance(seconds, bool)
+        or not 0 < seconds < float("inf")
+    ):
+        raise WorkbenchError(
+            f"ranks(timeout={seconds!r}): timeout must be a number of seconds above 0."
+        )
     return float(seconds)
 
 
 class RankPool:
     """`size` ranks with an initialised default process group. Create one with `ranks`."""
 
-    def __init__(self, size: int, backend: str, timeout: float, echo: str, env: Mapping[str, str]) -> None:
+    def __init__(
+        self, size: int, backend: str, timeout: float, echo: str, env: Mapping[str, str]
+    ) -> None:
         self._size, self._backend, self._env = size, backend, dict(env)
         self.timeout, self.echo = timeout, echo
         self._processes: list[RankProcesses] = []  # none or one
@@ -108,8 +116,12 @@ class RankPool:
         return self.run_on(range(self._size), fn, args, kwargs)
 
     def run_on(
-        self, some: Sequence[int], fn: Callable[..., Any], args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None, tick: Callable[[RankProcesses], None] | None = None,
+        self,
+        some: Sequence[int],
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        tick: Callable[[RankProcesses], None] | None = None,
         progress: Callable[[Any], None] | None = None,
     ) -> list[Any]:
         """Like `run`, on some ranks only: their results, in the order of `some`.
@@ -123,7 +135,9 @@ class RankPool:
         finally:
             self._busy.release()
 
-    def stream(self, fn: Callable[..., Iterator[Any]], /, *args: Any, **kwargs: Any) -> Iterator[list[Any]]:
+    def stream(
+        self, fn: Callable[..., Iterator[Any]], /, *args: Any, **kwargs: Any
+    ) -> Iterator[list[Any]]:
         """Call a generator function on every rank, and yield its values, each as a list in rank order.
 
         All ranks compute their next value when the caller asks for it, so the caller may leave the loop at any time.
@@ -140,7 +154,10 @@ class RankPool:
                     return
                 if ended:
                     problem = f"its stream ended after {count} values, and other ranks have more"
-                    raise RankError(f"rank {ended[0]}: {problem}", [Failure(rank, "error", problem) for rank in ended])
+                    raise RankError(
+                        f"rank {ended[0]}: {problem}",
+                        [Failure(rank, "error", problem) for rank in ended],
+                    )
                 yield [value for _, value in items]
                 count += 1
         finally:
@@ -192,9 +209,13 @@ class RankPool:
             self.restart()
             problem = "ran another collective than the others, and none of them noticed: their values are wrong"
             odd = divergence.odd_one()
-            raise RankError(f"rank {odd} {problem}", [Failure(odd, "error", problem)], notes=[str(divergence)])
+            raise RankError(
+                f"rank {odd} {problem}", [Failure(odd, "error", problem)], notes=[str(divergence)]
+            )
 
-    def _payload(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
+    def _payload(
+        self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Call:
         if self._closed:
             raise WorkbenchError("the rank pool is closed: make a new one with ranks(n).")
         own = packed()
@@ -202,11 +223,15 @@ class RankPool:
             return own, dumps((fn, tuple(args), dict(kwargs)))
         except Exception as error:
             what = f"{type(error).__name__}: {error}"
-            raise WorkbenchError(f"the function or an argument cannot be sent to the ranks: {what}") from None
+            raise WorkbenchError(
+                f"the function or an argument cannot be sent to the ranks: {what}"
+            ) from None
 
     def _claim(self) -> None:
         if not self._busy.acquire(blocking=False):
-            raise WorkbenchError("the rank pool is running another call: wait for it, or make a second pool.")
+            raise WorkbenchError(
+                "the rank pool is running another call: wait for it, or make a second pool."
+            )
 
     def _exchange(
         self, some: Sequence[int], call: Call, tick: Callable[[RankProcesses], None] | None = None,
@@ -230,7 +255,9 @@ class RankPool:
         self._gather(START_SECONDS, None, range(self._size))
         echo.quiet = False
 
-    def _gather(self, seconds: float, message: tuple[Any, ...] | None, some: Sequence[int]) -> dict[int, bytes]:
+    def _gather(
+        self, seconds: float, message: tuple[Any, ...] | None, some: Sequence[int]
+    ) -> dict[int, bytes]:
         processes = self._processes[0]
         processes.echo.mode = self._echo
         try:
@@ -240,7 +267,9 @@ class RankPool:
                 self._processes.clear()
                 processes.kill()
             if processes.dismissed:
-                raise WorkbenchError("the ranks were ended during the call, by restart or close.") from None
+                raise WorkbenchError(
+                    "the ranks were ended during the call, by restart or close."
+                ) from None
             raise
 
     def _end(self) -> None:
@@ -260,7 +289,8 @@ def _unpickle(rank: int, answer: bytes) -> Any:
     except Exception as error:
         summary = f"{type(error).__name__}: {error}"
         raise RankError(
-            f"rank {rank}: its result cannot be read here: {summary}", [Failure(rank, "unsent", summary)]
+            f"rank {rank}: its result cannot be read here: {summary}",
+            [Failure(rank, "unsent", summary)],
         ) from None
 
 

@@ -40,9 +40,13 @@ class RankProcesses:
 
     def __init__(self, size: int, backend: str, env: Mapping[str, str], echo: Echo) -> None:
         self.size, self.echo, self.owner = size, echo, os.getpid()
-        self.folder = Path(temporary(lambda: tempfile.mkdtemp(prefix="workbench-ranks-")))  # mode 0700
+        self.folder = Path(
+            temporary(lambda: tempfile.mkdtemp(prefix="workbench-ranks-"))
+        )  # mode 0700
         self.dismissed = False
-        self.tick: Callable[[RankProcesses], None] | None = None  # the running call's, as is `progress`
+        self.tick: Callable[[RankProcesses], None] | None = (
+            None  # the running call's, as is `progress`
+        )
         self.progress: Callable[[Any], None] | None = None
         self.pids: list[int] = []
         self.own: dict[int, bytes] = {}  # what `registered.packed` gave when each rank last got it
@@ -95,7 +99,9 @@ class RankProcesses:
 
         Two kinds do not come from the rank, and are its last: ("died", exit status or None) and ("stuck", why).
         """
-        channels = {channel: rank for rank, channel in enumerate(self._channels) if rank not in self._gone}
+        channels = {
+            channel: rank for rank, channel in enumerate(self._channels) if rank not in self._gone
+        }
         ready = wait([*channels, *self._pipes], max(0.0, min(timeout, DEAD_CHECK_SECONDS)))
         for fd in [item for item in ready if isinstance(item, int)]:
             self._read(fd)
@@ -133,12 +139,17 @@ class RankProcesses:
         """Ask these ranks a question, which they answer even during a call; `_aside` in the worker has the list."""
         self._question += 1
         self._asides.clear()
-        self.send(("aside", self._question, what, *args), [rank for rank in ranks if rank not in self._gone])
+        self.send(
+            ("aside", self._question, what, *args),
+            [rank for rank in ranks if rank not in self._gone],
+        )
 
     def answers(self, ranks: Sequence[int], seconds: float) -> dict[int, Any]:
         """The answers to `ask` that come within `seconds`, by rank."""
         limit = time.monotonic() + seconds
-        while (left := limit - time.monotonic()) > 0 and not self._gone.union(self._asides).issuperset(ranks):
+        while (left := limit - time.monotonic()) > 0 and not self._gone.union(
+            self._asides
+        ).issuperset(ranks):
             for _ in self.events(left):  # a late answer to a call: dropped
                 pass
         return dict(self._asides)
@@ -184,7 +195,9 @@ class RankProcesses:
             self.send(("stop",))
             limit = time.monotonic() + STOP_SECONDS
             while len(self._gone) < self.size and (left := limit - time.monotonic()) > 0:
-                for _ in self.events(left):  # read output too: a rank blocked on a full pipe cannot exit
+                for _ in self.events(
+                    left
+                ):  # read output too: a rank blocked on a full pipe cannot exit
                     pass
             self.drain()
         finally:

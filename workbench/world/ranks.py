@@ -40,8 +40,10 @@ def ranks(
     Raises WorkbenchError for arguments that cannot work here, RankError if the ranks do not start.
     """
     if listen is not None or key_file is not None:
-        raise WorkbenchError("ranks(listen=..., key_file=...): a pool is on this machine alone. On several machines, "
-                             "run a recipe: torchrun ... -m workbench run RECIPE")
+        raise WorkbenchError(
+            "ranks(listen=..., key_file=...): a pool is on this machine alone. On several machines, "
+            "run a recipe: torchrun ... -m workbench run RECIPE"
+        )
     env = dict(env or {}) | ({"TORCH_DISTRIBUTED_DEBUG": "DETAIL"} if check else {})
     return RankPool(n, resolve(backend, n), timeout, echo, env)
 
@@ -54,14 +56,18 @@ def resolve(backend: str, n: int) -> str:
     if not isinstance(n, int) or isinstance(n, bool) or n < 1:
         raise WorkbenchError(f"ranks(n={n!r}): n must be a whole number, 1 or more.")
     if backend not in BACKENDS:
-        raise WorkbenchError(f"ranks(backend={backend!r}): backend must be one of {', '.join(BACKENDS)}.")
+        raise WorkbenchError(
+            f"ranks(backend={backend!r}): backend must be one of {', '.join(BACKENDS)}."
+        )
     import torch
 
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if backend == "auto":
         backend = "nccl" if gpus >= n and torch.distributed.is_nccl_available() else "gloo"
     if backend == "nccl" and not gpus:
-        raise WorkbenchError("ranks(backend='nccl'): no CUDA GPU can be used here. Use backend='gloo' or 'auto'.")
+        raise WorkbenchError(
+            "ranks(backend='nccl'): no CUDA GPU can be used here. Use backend='gloo' or 'auto'."
+        )
     if backend == "nccl" and n > gpus:
         have = "1 GPU" if gpus == 1 else f"{gpus} GPUs"
         raise WorkbenchError(

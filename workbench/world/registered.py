@@ -16,7 +16,9 @@ from workbench.world.pickling import dumps
 _KINDS: dict[str, tuple[Callable[[], Sequence[Any]], Callable[[Any], None]]] = {}
 
 
-def known_on_ranks(kind: str, own: Callable[[], Sequence[Any]], install: Callable[[Any], None]) -> None:
+def known_on_ranks(
+    kind: str, own: Callable[[], Sequence[Any]], install: Callable[[Any], None]
+) -> None:
     """Send what `own()` lists to the ranks, which call `install(list)`. Items have a `name`; kind: an item's noun."""
     _KINDS[kind] = own, install
 
@@ -36,7 +38,9 @@ def packed() -> bytes:
         for kind, (own, _) in _KINDS.items():
             for item in own():
                 _refuse(kind, item)
-        raise WorkbenchError(f"what is registered here cannot be sent to the ranks: {error}") from None
+        raise WorkbenchError(
+            f"what is registered here cannot be sent to the ranks: {error}"
+        ) from None
 
 
 def _refuse(kind: str, item: Any) -> None:
@@ -45,7 +49,8 @@ def _refuse(kind: str, item: Any) -> None:
     except Exception as error:
         raise WorkbenchError(
             f"{kind} {item.name!r} is registered here, and cannot be sent to the ranks: {type(error).__name__}: "
-            f"{error}. Create what cannot be pickled inside the function, and register it again") from None
+            f"{error}. Create what cannot be pickled inside the function, and register it again"
+        ) from None
 
 
 def unpack(sent: bytes) -> None:

@@ -45,7 +45,9 @@ class Parent:
         self.calls: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
 
     def send(self, kind: str, body: Any) -> None:
-        raw = isinstance(body, bytes)  # already a pickle, maybe a large one: pickling it again would copy it
+        raw = isinstance(
+            body, bytes
+        )  # already a pickle, maybe a large one: pickling it again would copy it
         with self._speaking:
             self.channel.send_bytes(pickle.dumps((kind, None if raw else body, raw)))
             if raw:
@@ -91,9 +93,11 @@ def _look(what: str = "last") -> dict[str, Any]:
     found = launches(stacks=what == "lines")
     torch = sys.modules["torch"]
     pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return {"launches": [user_frame(launch) for launch in (found[-1:] if what == "last" else found)],
-            "host_bytes": pages * os.sysconf("SC_PAGE_SIZE"),
-            "gpu_bytes": torch.cuda.memory_allocated() if torch.cuda.is_initialized() else None}
+    return {
+        "launches": [user_frame(launch) for launch in (found[-1:] if what == "last" else found)],
+        "host_bytes": pages * os.sysconf("SC_PAGE_SIZE"),
+        "gpu_bytes": torch.cuda.memory_allocated() if torch.cuda.is_initialized() else None,
+    }
 
 
 def _prepare() -> None:
@@ -112,7 +116,9 @@ def _complete(text: str) -> list[str]:
 def _describe(error: BaseException) -> dict[str, str]:
     """The error as text, since the parent may not have its class. The pool's own frames are left out."""
     trace = error.__traceback__
-    while trace is not None and os.path.dirname(trace.tb_frame.f_code.co_filename) == os.path.dirname(__file__):
+    while trace is not None and os.path.dirname(
+        trace.tb_frame.f_code.co_filename
+    ) == os.path.dirname(__file__):
         trace = trace.tb_next
     text = "".join(traceback.format_exception(type(error), error, trace))
     summary = "".join(traceback.format_exception_only(type(error), error)).strip()

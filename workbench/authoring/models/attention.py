@@ -12,15 +12,21 @@ from workbench.torch_api.flex import BlockMask, causal_mask, document_mask, flex
 Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, BlockMask | None], torch.Tensor]
 
 
-def sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: BlockMask | None = None) -> torch.Tensor:
+def sdpa(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: BlockMask | None = None
+) -> torch.Tensor:
     """Causal attention: q (batch, heads, seq, head_dim), k and v (batch, kv_heads, seq, head_dim) -> shape of q.
 
     Heads must be a multiple of kv_heads: each kv head serves that many query heads (grouped queries). No mask.
     """
-    return scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
+    return scaled_dot_product_attention(
+        q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1]
+    )
 
 
-def flex(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: BlockMask | None = None) -> torch.Tensor:
+def flex(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: BlockMask | None = None
+) -> torch.Tensor:
     """The same shapes, under a block mask."""
     if mask is None:
         raise ValueError("flex attention needs a block mask: see block_mask")
@@ -29,7 +35,11 @@ def flex(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: BlockMask | No
 
 def block_mask(kind: str, tokens: torch.Tensor, document_token: int) -> BlockMask:
     """The mask of one batch for all layers: "causal", or "document" (causal within each document)."""
-    return document_mask(tokens, document_token) if kind == "document" else causal_mask(tokens.shape[1], tokens.device)
+    return (
+        document_mask(tokens, document_token)
+        if kind == "document"
+        else causal_mask(tokens.shape[1], tokens.device)
+    )
 
 
 ATTENTION: dict[str, Attention] = {"sdpa": sdpa, "flex": flex}

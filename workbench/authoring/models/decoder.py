@@ -69,7 +69,9 @@ class Decoder(nn.Module):
     rope_cos: torch.Tensor
     rope_sin: torch.Tensor
 
-    def __init__(self, config: DecoderConfig, blocks: Iterable[DecoderBlock], rope_width: int) -> None:
+    def __init__(
+        self, config: DecoderConfig, blocks: Iterable[DecoderBlock], rope_width: int
+    ) -> None:
         super().__init__()
         self.config, self.rope_width = config, rope_width
         self.tok_embeddings = nn.Embedding(config.vocab_size, config.dim)
@@ -81,14 +83,20 @@ class Decoder(nn.Module):
 
     def reset_buffers(self, device: torch.device) -> None:
         """Compute the rotary table on `device`, after a build on the meta device."""
-        cos, sin = rope_table(self.rope_width, self.config.max_seq_len, self.config.rope_theta, device)
+        cos, sin = rope_table(
+            self.rope_width, self.config.max_seq_len, self.config.rope_theta, device
+        )
         self.register_buffer("rope_cos", cos, persistent=False)
         self.register_buffer("rope_sin", sin, persistent=False)
 
     def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """tokens, targets (batch, seq) int64 -> mean cross entropy, a scalar in float32 (float64 stays)."""
         config, seq = self.config, tokens.shape[1]
-        mask = block_mask(config.mask, tokens, config.document_token) if config.attention == "flex" else None
+        mask = (
+            block_mask(config.mask, tokens, config.document_token)
+            if config.attention == "flex"
+            else None
+        )
         x = self.tok_embeddings(tokens)
         cos, sin = self.rope_cos[:seq].to(x.dtype), self.rope_sin[:seq].to(x.dtype)
         for block in self.layers:

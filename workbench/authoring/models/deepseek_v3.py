@@ -58,8 +58,12 @@ class LatentAttention(nn.Module):
         self.wq = nn.Linear(config.q_lora_rank or config.dim, width, bias=False)
         self.wkv_a = nn.Linear(config.dim, config.kv_lora_rank + config.qk_rope_dim, bias=False)
         self.kv_norm = RMSNorm(config.kv_lora_rank, config.norm_eps)
-        self.rope_key = nn.Identity()  # a hook for tensor parallelism, which gathers the key of all positions here
-        self.wkv = nn.Linear(config.kv_lora_rank, config.n_heads * (config.qk_nope_dim + config.v_dim), bias=False)
+        self.rope_key = (
+            nn.Identity()
+        )  # a hook for tensor parallelism, which gathers the key of all positions here
+        self.wkv = nn.Linear(
+            config.kv_lora_rank, config.n_heads * (config.qk_nope_dim + config.v_dim), bias=False
+        )
         self.wo = nn.Linear(config.n_heads * config.v_dim, config.dim, bias=False)
 
     def forward(
@@ -67,15 +71,27 @@ class LatentAttention(nn.Module):
     ) -> torch.Tensor:
         """x (batch, seq, dim) -> (batch, seq, dim)."""
         nope, turned, value = self.config.qk_nope_dim, self.config.qk_rope_dim, self.config.v_dim
-        rows = x.flatten(0, 1)  # before torch 2.13 a linear layer does not take a DTensor that is cut on dim 1
-        narrow = self.q_norm(self.wq_a(rows).unflatten(0, x.shape[:2])) if self.config.q_lora_rank else x
+        rows = x.flatten(
+            0, 1
+        )  # before torch 2.13 a linear layer does not take a DTensor that is cut on dim 1
+        narrow = (
+            self.q_norm(self.wq_a(rows).unflatten(0, x.shape[:2])) if self.config.q_lora_rank else x
+        )
         q = self.wq(narrow).unflatten(-1, (-1, nope + turned))
-        latent, key = self.wkv_a(rows).unflatten(0, x.shape[:2]).split((self.config.kv_lora_rank, turned), -1)
-        k, v = self.wkv(self.kv_norm(latent)).unflatten(-1, (-1, nope + value)).split((nope, value), -1)
+        latent, key = (
+            self.wkv_a(rows).unflatten(0, x.shape[:2]).split((self.config.kv_lora_rank, turned), -1)
+        )
+        k, v = (
+            self.wkv(self.kv_norm(latent))
+            .unflatten(-1, (-1, nope + value))
+            .split((nope, value), -1)
+        )
         key = apply_rope(self.rope_key(key).unsqueeze(2), cos, sin).expand(-1, -1, q.shape[2], -1)
         q = torch.cat((q[..., :nope], apply_rope(q[..., nope:], cos, sin)), -1)
         with self.named("flex_attention"):
-            y = self.kernel(q.transpose(1, 2), torch.cat((k, key), -1).transpose(1, 2), v.transpose(1, 2), mask)
+            y = self.kernel(
+                q.transpose(1, 2), torch.cat((k, key), -1).transpose(1, 2), v.transpose(1, 2), mask
+            )
         return self.wo(y.transpose(1, 2).flatten(2))
 
 

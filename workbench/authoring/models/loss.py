@@ -31,10 +31,16 @@ def _exact(x: torch.Tensor) -> torch.Tensor:
 
 def _reduced(x: torch.Tensor, mesh: DeviceMesh, op: str) -> torch.Tensor:
     """The sum or maximum of x over the ranks, on every rank; each rank gets the gradient unchanged."""
-    return DTensor.from_local(x, mesh, [Partial(op)], run_check=False).redistribute(mesh, [Replicate()]).to_local()
+    return (
+        DTensor.from_local(x, mesh, [Partial(op)], run_check=False)
+        .redistribute(mesh, [Replicate()])
+        .to_local()
+    )
 
 
-def vocabulary_parallel(logits: torch.Tensor, targets: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
+def vocabulary_parallel(
+    logits: torch.Tensor, targets: torch.Tensor, mesh: DeviceMesh
+) -> torch.Tensor:
     """Mean cross entropy of logits (n, vocabulary / ranks) that are sharded over `mesh`, without gathering them.
 
     Every target must be a token: for others, such as -100 in a padded batch, the result is wrong without an error.
@@ -43,7 +49,11 @@ def vocabulary_parallel(logits: torch.Tensor, targets: torch.Tensor, mesh: Devic
     """
     size = logits.shape[1]
     every = torch.arange(size * mesh.size(), device=logits.device)
-    mine = DTensor.from_local(every, mesh, [Replicate()], run_check=False).redistribute(mesh, [Shard(0)]).to_local()
+    mine = (
+        DTensor.from_local(every, mesh, [Replicate()], run_check=False)
+        .redistribute(mesh, [Shard(0)])
+        .to_local()
+    )
     index = targets - mine[0]
     held = (index >= 0) & (index < size)
     index = index.clamp(0, size - 1)

@@ -16,7 +16,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional as F
 
 from workbench.authoring.models.layers import FeedForward
-from workbench.torch_api.distributed.experts import all_to_all, assume_equal, grouped_matmul, known_sizes
+from workbench.torch_api.distributed.experts import (
+    all_to_all,
+    assume_equal,
+    grouped_matmul,
+    known_sizes,
+)
 from workbench.torch_api.inductor.regions import region
 
 
@@ -68,14 +73,18 @@ class Router(nn.Module):
         config, logits = self.config, self.gate(x)
         logits = logits if logits.dtype == torch.float64 else logits.float()
         scores = logits.sigmoid() if config.score == "sigmoid" else logits.softmax(1)
-        experts = best_experts(scores.detach() + self.bias, config.top_k, config.n_groups, config.top_groups)
+        experts = best_experts(
+            scores.detach() + self.bias, config.top_k, config.n_groups, config.top_groups
+        )
         weights = scores.gather(1, experts)
         if config.normalise:
             weights = weights / weights.sum(1, keepdim=True)
         return weights * config.route_scale, experts
 
 
-def best_experts(scores: torch.Tensor, top_k: int, n_groups: int = 1, top_groups: int = 1) -> torch.Tensor:
+def best_experts(
+    scores: torch.Tensor, top_k: int, n_groups: int = 1, top_groups: int = 1
+) -> torch.Tensor:
     """The `top_k` best columns of scores (tokens, experts), best first, from each row's `top_groups` best groups.
 
     A group's score is the sum of its two best experts' scores.
@@ -106,7 +115,9 @@ class Experts(nn.Module):
         for weight in self.parameters():
             nn.init.normal_(weight, std=0.02)
 
-    def forward(self, rows: torch.Tensor, counts: tuple[torch.Tensor, Sequence[int]] | None = None) -> torch.Tensor:
+    def forward(
+        self, rows: torch.Tensor, counts: tuple[torch.Tensor, Sequence[int]] | None = None
+    ) -> torch.Tensor:
         """rows (experts, capacity, dim), or (rows, dim) with each expert's count of rows -> the same shape."""
         w1, w2, w3 = (weight.transpose(1, 2) for weight in (self.w1, self.w2, self.w3))
         if counts is None:
@@ -139,7 +150,9 @@ class Capacity:
         order = experts.argsort(stable=True)
         first = (mine.cumsum(0) - mine).index_select(0, experts.index_select(0, order))
         # sorted by expert, a copy's place is its distance from its expert's first copy
-        place = torch.empty_like(order).scatter(0, order, torch.arange(len(order), device=order.device) - first)
+        place = torch.empty_like(order).scatter(
+            0, order, torch.arange(len(order), device=order.device) - first
+        )
         slots = self.n_experts * self.rows
         slot = torch.where(place < self.rows, experts * self.rows + place, slots)
         sent = copies.new_zeros(slots + 1, copies.shape[1]).index_put((slot,), copies)[:-1]
@@ -147,7 +160,9 @@ class Capacity:
         came = all_to_all(sent, self.mesh).unflatten(0, (ranks, -1, self.rows))
 
         def back(rows: torch.Tensor) -> torch.Tensor:
-            returned = all_to_all(rows.unflatten(1, (-1, self.rows)).transpose(0, 1).flatten(0, 2), self.mesh)
+            returned = all_to_all(
+                rows.unflatten(1, (-1, self.rows)).transpose(0, 1).flatten(0, 2), self.mesh
+            )
             return F.pad(returned, (0, 0, 0, 1)).index_select(0, slot)
 
         return came.transpose(0, 1).flatten(1, 2), None, back, (slot == slots).sum()
@@ -168,7 +183,9 @@ class Dropless:
         """
         order = experts.argsort(stable=True)
         ranks = 1 if self.mesh is None else self.mesh.size()
-        theirs = all_to_all(mine, self.mesh).unflatten(0, (ranks, -1))  # rows from each rank for each own expert
+        theirs = all_to_all(mine, self.mesh).unflatten(
+            0, (ranks, -1)
+        )  # rows from each rank for each own expert
         sizes = theirs.sum(0)
         read = torch.cat((mine.unflatten(0, (ranks, -1)).sum(1), theirs.sum(1), sizes))
         n, held = copies.shape[0], self.n_experts // ranks
@@ -181,7 +198,9 @@ class Dropless:
         grouped = expert.argsort(stable=True)
 
         def back(rows: torch.Tensor) -> torch.Tensor:
-            returned = all_to_all(rows.index_select(0, grouped.argsort()), self.mesh, sent, received)
+            returned = all_to_all(
+                rows.index_select(0, grouped.argsort()), self.mesh, sent, received
+            )
             return returned.index_select(0, order.argsort())
 
         return rows.index_select(0, grouped), (sizes, counts), back, torch.zeros_like(mine[0])
@@ -208,7 +227,9 @@ class MoE(nn.Module):
 
     def reset_buffers(self, device: torch.device) -> None:
         """Set the counts to zero."""
-        self.register_buffer("tokens", torch.zeros(self.config.n_experts, dtype=torch.int64, device=device), False)
+        self.register_buffer(
+            "tokens", torch.zeros(self.config.n_experts, dtype=torch.int64, device=device), False
+        )
         self.register_buffer("dropped", torch.zeros((), dtype=torch.int64, device=device), False)
 
     def dispatch(self, copies: int) -> Capacity | Dropless:
@@ -216,7 +237,9 @@ class MoE(nn.Module):
         config, mesh = self.config, self.experts.mesh
         if config.dispatch == "dropless":
             return Dropless(config.n_experts, mesh)
-        return Capacity(config.n_experts, math.ceil(config.capacity_factor * copies / config.n_experts), mesh)
+        return Capacity(
+            config.n_experts, math.ceil(config.capacity_factor * copies / config.n_experts), mesh
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(batch, seq, dim) of this rank's own tokens -> the same shape."""
@@ -226,7 +249,9 @@ class MoE(nn.Module):
             copies = flat.unsqueeze(1).expand(-1, k, -1).flatten(0, 1)
             chosen = experts.flatten()
             tokens = copies_of(chosen, self.config.n_experts)
-            rows, counts, back, dropped = self.dispatch(copies.shape[0]).send(copies, chosen, tokens)
+            rows, counts, back, dropped = self.dispatch(copies.shape[0]).send(
+                copies, chosen, tokens
+            )
         with region("compute"):
             rows = self.experts(rows, counts)
         with region("combine"):

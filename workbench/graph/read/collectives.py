@@ -73,7 +73,9 @@ class Groups:
 
     def __init__(self, facts: GraphFacts):
         # "dp_shard.gather" is the second group of the axis dp_shard.
-        self._axes: dict[str, str] = {name: axis.split(".")[0] for axis, name in facts.groups.items()}
+        self._axes: dict[str, str] = {
+            name: axis.split(".")[0] for axis, name in facts.groups.items()
+        }
         self._sizes: Mapping[str, int] = facts.group_sizes
         self._ranks: dict[str, tuple[int, ...] | None] = {}
 
@@ -92,7 +94,9 @@ class Groups:
         ranks = self.ranks(name)
         if ranks is None:
             return None
-        return next((axis for other, axis in list(self._axes.items()) if self.ranks(other) == ranks), None)
+        return next(
+            (axis for other, axis in list(self._axes.items()) if self.ranks(other) == ranks), None
+        )
 
     def size(self, name: str) -> int:
         return self._sizes.get(name) or len(self.ranks(name) or ())
@@ -139,7 +143,9 @@ def _collective(node: torch.fx.Node, groups: Groups) -> Collective:
     ranks = size if isinstance(size, int) else groups.size(group)
     bytes_in, bytes_out = sum(map(tensor_bytes, inputs)), tensor_bytes(node.meta.get("val"))
     if multiplies(node.target):  # what is sent is the first factor, or the product
-        bytes_in, bytes_out = (bytes_in, bytes_in * ranks) if kind == "all_gather" else (bytes_out * ranks, bytes_out)
+        bytes_in, bytes_out = (
+            (bytes_in, bytes_in * ranks) if kind == "all_gather" else (bytes_out * ranks, bytes_out)
+        )
     return Collective(
         kind, op_name(node.target), reduce_op, group, ranks,
         groups.axis(group),
@@ -153,7 +159,10 @@ def _collective(node: torch.fx.Node, groups: Groups) -> Collective:
 def list_collectives(gm: torch.fx.GraphModule) -> list[Collective]:
     """Every functional collective of the graph in node order, including bucketed and coalesced launches."""
     groups = Groups(facts_of(gm))
-    return [_collective(n, groups) for n in calls_of(gm.graph, lambda target: collective_kind(target) is not None)]
+    return [
+        _collective(n, groups)
+        for n in calls_of(gm.graph, lambda target: collective_kind(target) is not None)
+    ]
 
 
 def list_host_copies(gm: torch.fx.GraphModule) -> list[Collective]:

@@ -80,7 +80,11 @@ def _is_backward(node: Node) -> bool:
 def _decomposed(node: Node) -> bool:
     """Whether the node is a part of another operator of the capture."""
     original = node.meta.get("original_aten")
-    return original is not None and hasattr(node.target, "overloadpacket") and str(original) != str(node.target)
+    return (
+        original is not None
+        and hasattr(node.target, "overloadpacket")
+        and str(original) != str(node.target)
+    )
 
 
 def attention_ms(call: Composite, spec: DeviceSpec) -> dict[Node, float]:
@@ -95,10 +99,16 @@ def attention_ms(call: Composite, spec: DeviceSpec) -> dict[Node, float]:
     for node in call.nodes:
         if kind_of(node) != "matmul" or not (flop := node_flops(node)):
             continue
-        sides = sorted(hint(side) for value in map(_tensor, (node, *node.all_input_nodes)) if value is not None
-                       for side in value.shape[-2:])
+        sides = sorted(
+            hint(side)
+            for value in map(_tensor, (node, *node.all_input_nodes))
+            if value is not None
+            for side in value.shape[-2:]
+        )
         backward = _is_backward(node)
-        found[node] = spec.attention_ms(flop * (RECOMPUTED if backward else 1), sides[-1], sides[0], backward, dtype)
+        found[node] = spec.attention_ms(
+            flop * (RECOMPUTED if backward else 1), sides[-1], sides[0], backward, dtype
+        )
     return found
 
 

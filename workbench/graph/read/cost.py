@@ -24,8 +24,14 @@ _FREE = ("view", "bookkeeping", "wait", "collective", "host copy")
 
 def _attention_flops(node: torch.fx.Node, backward: bool) -> int:
     """Unmasked matmuls of attention: 2 forward, 5 backward (one recomputes the scores). Key heads count as repeated."""
-    given = (a.meta.get("val") for a in (*node.args, *node.kwargs.values()) if isinstance(a, torch.fx.Node))
-    shapes = [tuple(map(hint, t.shape)) for t in given if isinstance(t, torch.Tensor) and t.dim() == 4]
+    given = (
+        a.meta.get("val")
+        for a in (*node.args, *node.kwargs.values())
+        if isinstance(a, torch.fx.Node)
+    )
+    shapes = [
+        tuple(map(hint, t.shape)) for t in given if isinstance(t, torch.Tensor) and t.dim() == 4
+    ]
     if backward:  # of the gradient, query, key and value
         return int(repeat_heads(sdpa_backward_flop_count)(*shapes[:4]))
     return int(repeat_heads(sdpa_flop_count)(*shapes[:3]))
@@ -42,10 +48,14 @@ def _fused_flops(node: torch.fx.Node) -> int:
     """The products of an operator that gathers its first factor, or scatters its product, while it multiplies."""
     given: Any = torch.fx.map_arg(node.args[:2], lambda n: n.meta["val"])
     first, second = given
-    if isinstance(second, torch.Tensor):  # the part of the product that stays on this rank is smaller
+    if isinstance(
+        second, torch.Tensor
+    ):  # the part of the product that stays on this rank is smaller
         return 2 * hint(first.numel()) * hint(second.shape[-1])
     products = node.meta["val"][1]
-    return sum(2 * hint(out.numel()) * hint(b.shape[0]) for out, b in zip(products, second, strict=True))
+    return sum(
+        2 * hint(out.numel()) * hint(b.shape[0]) for out, b in zip(products, second, strict=True)
+    )
 
 
 def node_flops(node: torch.fx.Node) -> int:
@@ -84,7 +94,9 @@ def collective_ms(c: Collective, device: str | DeviceSpec) -> float:
     """A collective alone, as measured, or else by the ring model; of a group of one nothing. Or a copy to the host."""
     if c.kind in HOST_COPIES:
         return device_spec(device).copying_ms(c.payload)
-    return device_spec(device).sending_ms(c.kind, c.group_size, c.payload) if c.group_size > 1 else 0.0
+    return (
+        device_spec(device).sending_ms(c.kind, c.group_size, c.payload) if c.group_size > 1 else 0.0
+    )
 
 
 def node_ms(node: torch.fx.Node, device: str | DeviceSpec) -> float:
@@ -93,7 +105,9 @@ def node_ms(node: torch.fx.Node, device: str | DeviceSpec) -> float:
     0 for views, waits and collectives (see `collective_ms`), but not for products in one operator with a collective.
     Each operator counts as a separate kernel.
     """
-    if node.op != "call_function" or ((kind := kind_of(node)) in _FREE and not multiplies(node.target)):
+    if node.op != "call_function" or (
+        (kind := kind_of(node)) in _FREE and not multiplies(node.target)
+    ):
         return 0.0
     spec = device_spec(device)
     tensors = [t for t in tree_leaves(node.meta.get("val")) if isinstance(t, torch.Tensor)]
@@ -103,11 +117,17 @@ def node_ms(node: torch.fx.Node, device: str | DeviceSpec) -> float:
     moved = tensor_bytes(tensors) + sum(read)
     dtype = tensors[0].dtype if tensors else torch.float32
     flop = node_flops(node)
-    return max(_computing_ms(node, flop, tensors, spec, dtype) if flop else 0.0, spec.moving_ms(moved))
+    return max(
+        _computing_ms(node, flop, tensors, spec, dtype) if flop else 0.0, spec.moving_ms(moved)
+    )
 
 
 def _computing_ms(
-    node: torch.fx.Node, flop: int, tensors: list[torch.Tensor], spec: DeviceSpec, dtype: torch.dtype
+    node: torch.fx.Node,
+    flop: int,
+    tensors: list[torch.Tensor],
+    spec: DeviceSpec,
+    dtype: torch.dtype,
 ) -> float:
     shape = tuple(map(hint, tensors[0].shape)) if tensors else ()
     if kind_of(node) == "attention" and len(shape) == 4:

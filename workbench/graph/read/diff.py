@@ -32,8 +32,11 @@ class GraphDiff:
 
     @property
     def summary(self) -> str:
-        parts = [f"{len(getattr(self, name))} {name}" for name in ("added", "removed", "moved", "retargeted", "rewired")
-                 if getattr(self, name)]
+        parts = [
+            f"{len(getattr(self, name))} {name}"
+            for name in ("added", "removed", "moved", "retargeted", "rewired")
+            if getattr(self, name)
+        ]
         return ", ".join(parts) or "no node changed"
 
     def by_op(self) -> dict[str, int]:
@@ -48,7 +51,9 @@ class GraphDiff:
     @cached_property
     def marks(self) -> dict[str, str]:
         """What happened to each node of the graph afterwards that is not as it was: `added`, `moved`, `changed`."""
-        found = dict.fromkeys(self.moved, "moved") | dict.fromkeys((n.name for n in self.added), "added")
+        found = dict.fromkeys(self.moved, "moved") | dict.fromkeys(
+            (n.name for n in self.added), "added"
+        )
         return found | {b.name: "changed" for _, b in (*self.retargeted, *self.rewired)}
 
     def hunks(self, context: int = 2) -> list[list[tuple[str, str]]]:
@@ -107,12 +112,16 @@ def diff(before: torch.fx.GraphModule, after: torch.fx.GraphModule) -> GraphDiff
     moved = tuple(n.name for i, n in enumerate(kept) if i in moved_at)
     pairs = [(was[n.name], n) for n in kept]
     retargeted = tuple((a, b) for a, b in pairs if (a.op, a.target) != (b.op, b.target))
-    rewired = tuple((a, b) for a, b in pairs if (a.op, a.target) == (b.op, b.target) and a.args != b.args)
+    rewired = tuple(
+        (a, b) for a, b in pairs if (a.op, a.target) == (b.op, b.target) and a.args != b.args
+    )
     changed = {b.name for _, b in (*retargeted, *rewired)}
     moved_names = set(moved)
 
     lines: list[tuple[str, str]] = []
-    gone: dict[str, list[NodeRecord]] = {}  # removed nodes stand after the last kept node before them
+    gone: dict[
+        str, list[NodeRecord]
+    ] = {}  # removed nodes stand after the last kept node before them
     anchor = ""
     for n in old:
         if n.name in now:
@@ -129,6 +138,10 @@ def diff(before: torch.fx.GraphModule, after: torch.fx.GraphModule) -> GraphDiff
             lines.append((">" if n.name in moved_names else " ", str(n)))
         lines += [("-", str(g)) for g in gone.get(n.name, [])]
     return GraphDiff(
-        tuple(n for n in new if n.name not in was), tuple(n for n in old if n.name not in now), moved,
-        retargeted, rewired, tuple(lines),
+        tuple(n for n in new if n.name not in was),
+        tuple(n for n in old if n.name not in now),
+        moved,
+        retargeted,
+        rewired,
+        tuple(lines),
     )

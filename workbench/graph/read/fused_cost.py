@@ -45,7 +45,10 @@ def _levels(gm: GraphModule, fuses: Collection[Node]) -> dict[Node, int]:
     One kernel has one level, so kernels form no circle. A node whose users have a higher level takes theirs: a compiler
     computes it where it is used.
     """
-    apart = {n: n.op == "call_function" and n not in fuses and kind_of(n) not in _THROUGH for n in gm.graph.nodes}
+    apart = {
+        n: n.op == "call_function" and n not in fuses and kind_of(n) not in _THROUGH
+        for n in gm.graph.nodes
+    }
     level: dict[Node, int] = {}
     for node in gm.graph.nodes:
         level[node] = max((level[n] + apart[n] for n in node.all_input_nodes), default=0)
@@ -61,7 +64,9 @@ def with_views(group: Iterable[Node]) -> list[Node]:
     """The nodes of a kernel and the views of its results."""
     found = list(group)
     for node in found:
-        found += [user for user in node.users if user.op == "call_function" and kind_of(user) in _THROUGH]
+        found += [
+            user for user in node.users if user.op == "call_function" and kind_of(user) in _THROUGH
+        ]
     return list(dict.fromkeys(found))
 
 
@@ -109,8 +114,12 @@ def traffic_of(nodes: Collection[Node]) -> KernelTraffic:
             source = _source(given)
             if source in inside or given in inside:
                 continue
-            size = min(filter(None, (tensor_bytes(n.meta.get("val")) for n in _views(given))), default=0)
-            size = min(size, out) if kind_of(node) == "index" else size  # reads some rows of a table
+            size = min(
+                filter(None, (tensor_bytes(n.meta.get("val")) for n in _views(given))), default=0
+            )
+            size = (
+                min(size, out) if kind_of(node) == "index" else size
+            )  # reads some rows of a table
             reads[source.name] = max(reads.get(source.name, 0), size)
             readers.setdefault(source.name, node)
         if any(user not in inside for user in _readers(node)):
@@ -149,7 +158,9 @@ def _norm_ms(call: Composite, spec: DeviceSpec) -> float:
     Source: aten/src/ATen/native/cuda/layer_norm_kernel.cu.
     """
     traffic = traffic_of(call.nodes)
-    return spec.moving_ms(traffic.bytes) + (spec.moving_ms(sum(traffic.reads.values())) if call.backward else 0.0)
+    return spec.moving_ms(traffic.bytes) + (
+        spec.moving_ms(sum(traffic.reads.values())) if call.backward else 0.0
+    )
 
 
 def fused_ms(gm: GraphModule, device: str | DeviceSpec) -> dict[Node, float]:
@@ -158,7 +169,9 @@ def fused_ms(gm: GraphModule, device: str | DeviceSpec) -> dict[Node, float]:
     attentions = _attentions(gm, spec)
     costs = {node: node_ms(node, spec) for node in gm.graph.nodes}
     for group in fusion_groups(gm):
-        costs |= dict.fromkeys(group, 0.0) | {group[-1]: _moving_ms([n for n in group if n not in attentions], spec)}
+        costs |= dict.fromkeys(group, 0.0) | {
+            group[-1]: _moving_ms([n for n in group if n not in attentions], spec)
+        }
     return costs | attentions
 
 
@@ -186,6 +199,8 @@ def kernels_ms(kernels: Kernels, gm: GraphModule, device: str | DeviceSpec) -> l
             return 0.0
         if products or kernel.kind == "extern":
             return sum(attentions.get(n, node_ms(n, spec)) for n in products or nodes)
-        return _moving_ms([n for n in nodes if kind_of(n) not in _THROUGH and n not in attentions], spec)
+        return _moving_ms(
+            [n for n in nodes if kind_of(n) not in _THROUGH and n not in attentions], spec
+        )
 
     return [ms(kernel) for kernel in kernels.kernels]

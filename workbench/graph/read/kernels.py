@@ -93,10 +93,13 @@ class Kernels:
         """One line: counts, and the names of nodes that were not found."""
         nodes, kernels = self.fused
         kinds = ", ".join(f"{count} {kind}" for kind, count in self.kinds.items()) or "none seen"
-        parts = [f"{self.graph}: {len(self.nodes)} nodes, {len(self.kernels)} calls ({kinds})",
-                 f"{nodes} nodes in {kernels} generated kernels", f"{len(self.views)} views in none",
-                 f"{len(self.same) + len(self.removed)} taken out by Inductor's passes",
-                 f"not found: {few(self.not_found, 5) or 'none'}"]
+        parts = [
+            f"{self.graph}: {len(self.nodes)} nodes, {len(self.kernels)} calls ({kinds})",
+            f"{nodes} nodes in {kernels} generated kernels",
+            f"{len(self.views)} views in none",
+            f"{len(self.same) + len(self.removed)} taken out by Inductor's passes",
+            f"not found: {few(self.not_found, 5) or 'none'}",
+        ]
         return "; ".join([*parts, *(f"missing: {text}" for text in self.missing)])
 
 
@@ -129,7 +132,9 @@ def region_kernels(graph: GraphModule) -> tuple[Kernels, ...]:
     return tuple(found)
 
 
-def _kernels(seen: inductor_kernels.Seen, known: Mapping[str, Node] = MappingProxyType({})) -> tuple[Kernel, ...]:
+def _kernels(
+    seen: inductor_kernels.Seen, known: Mapping[str, Node] = MappingProxyType({})
+) -> tuple[Kernel, ...]:
     """The calls as kernels, with module and source line of the `known` nodes."""
     written, made = inductor_kernels.sources(seen.code), []
     for i, call in enumerate(seen.calls):

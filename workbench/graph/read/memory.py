@@ -35,7 +35,9 @@ def roots(gm: Graph) -> dict[torch.fx.Node, torch.fx.Node]:
     return owner
 
 
-def item_roots(gm: Graph, owner: dict[torch.fx.Node, torch.fx.Node]) -> dict[torch.fx.Node, torch.fx.Node]:
+def item_roots(
+    gm: Graph, owner: dict[torch.fx.Node, torch.fx.Node]
+) -> dict[torch.fx.Node, torch.fx.Node]:
     """Like `roots`, but each item of an operator's tuple owns its own memory."""
     items: dict[tuple[torch.fx.Node, object], torch.fx.Node] = {}
     item_of: dict[torch.fx.Node, torch.fx.Node] = {}
@@ -43,7 +45,9 @@ def item_roots(gm: Graph, owner: dict[torch.fx.Node, torch.fx.Node]) -> dict[tor
         root = owner[node]
         if root is node or not isinstance(root.meta.get("val"), list | tuple):
             item_of[node] = root
-        elif (aliased := aliased_inputs(node)[0]) is root and op_name(node.target) == "operator.getitem":
+        elif (aliased := aliased_inputs(node)[0]) is root and op_name(
+            node.target
+        ) == "operator.getitem":
             item_of[node] = items.setdefault((root, node.args[1]), node)
         else:
             item_of[node] = item_of[aliased]
@@ -70,7 +74,11 @@ _CARRIES = ("view", "copy", "create", "wait", "collective")
 
 def scales_to_float8(node: torch.fx.Node) -> bool:
     """Whether the node multiplies a tensor by a number for the sake of its cast to float8."""
-    if node.target is not torch.ops.aten.mul.Tensor or not node.users or len(node.all_input_nodes) != 2:
+    if (
+        node.target is not torch.ops.aten.mul.Tensor
+        or not node.users
+        or len(node.all_input_nodes) != 2
+    ):
         return False
     values = [n.meta.get("val") for n in (node.all_input_nodes[1], *node.users)]
     number, *casts = values
@@ -87,7 +95,9 @@ class Flow:
     def __init__(self, gm: Graph, *, saved: bool = False):
         self.owner = roots(gm)
         self.writers: dict[torch.fx.Node, list[torch.fx.Node]] = {}
-        for node in calls_of(gm.graph, lambda target: writes(target) and collective_kind(target) is None):
+        for node in calls_of(
+            gm.graph, lambda target: writes(target) and collective_kind(target) is None
+        ):
             for buffer in written_inputs(node):
                 self.writers.setdefault(self.owner[buffer], []).append(node)
         inputs = gm.graph.find_nodes(op="placeholder")
@@ -112,7 +122,9 @@ class Flow:
         None for a node that holds anything else.
         """
         if node not in self._parameters:
-            self._parameters[node] = frozenset()  # a buffer may be reached again through its own writers
+            self._parameters[node] = (
+                frozenset()
+            )  # a buffer may be reached again through its own writers
             parts: list[frozenset[torch.fx.Node] | None] = [None]
             if node.op == "call_function" and (
                     kind_of(node) in _CARRIES or aliased_inputs(node) or scales_to_float8(node)):
@@ -192,7 +204,9 @@ def saved_tensors(forward: Graph, backward: Graph) -> list[SavedTensor]:
     holder = item_roots(forward, owner)
     taken = [n for n in backward.graph.find_nodes(op="placeholder") if not is_tangent(n)]
     outputs = output_values(forward)
-    for node in dict.fromkeys(n for n in outputs[len(outputs) - len(taken):] if isinstance(n, torch.fx.Node)):
+    for node in dict.fromkeys(
+        n for n in outputs[len(outputs) - len(taken) :] if isinstance(n, torch.fx.Node)
+    ):
         value = node.meta.get("val")
         if not isinstance(value, torch.Tensor):
             continue
@@ -210,6 +224,12 @@ def saved_tensors(forward: Graph, backward: Graph) -> list[SavedTensor]:
     return rows
 
 
-def gathered_parameters_kept(forward: Graph, backward: Graph, copies: bool = False) -> list[SavedTensor]:
+def gathered_parameters_kept(
+    forward: Graph, backward: Graph, copies: bool = False
+) -> list[SavedTensor]:
     """Saved tensors that keep the memory of a gathered parameter alive; with `copies`, also plain copies of one."""
-    return [row for row in saved_tensors(forward, backward) if row.gathered and (copies or not row.copied)]
+    return [
+        row
+        for row in saved_tensors(forward, backward)
+        if row.gathered and (copies or not row.copied)
+    ]

@@ -55,7 +55,12 @@ def _kind(target: Any) -> str:
         return "host copy"
     if "scaled_dot_product" in short or "flex_attention" in short or "flash_attention" in short:
         return "attention"
-    for kind, names in (("matmul", _MATMULS), ("copy", _COPIES), ("create", _CREATES), ("index", _INDEXES)):
+    for kind, names in (
+        ("matmul", _MATMULS),
+        ("copy", _COPIES),
+        ("create", _CREATES),
+        ("index", _INDEXES),
+    ):
         if short in names:
             return kind
     if torch.Tag.nondeterministic_seeded in tags:
@@ -80,12 +85,18 @@ def kind_of(node: torch.fx.Node) -> str:
 
 def is_compute(node: torch.fx.Node) -> bool:
     """Whether the node is a matmul or attention, which are long enough to hide a collective."""
-    return node.op == "call_function" and (_kind(node.target) in ("matmul", "attention") or multiplies(node.target))
+    return node.op == "call_function" and (
+        _kind(node.target) in ("matmul", "attention") or multiplies(node.target)
+    )
 
 
 def updates_of(gm: torch.fx.GraphModule) -> list[torch.fx.Node]:
     """The optimizer's updates in the graph of a whole step, in node order."""
-    return [node for node in gm.graph.nodes if node.op == "call_function" and op_name(node.target) == _UPDATE]
+    return [
+        node
+        for node in gm.graph.nodes
+        if node.op == "call_function" and op_name(node.target) == _UPDATE
+    ]
 
 
 def lists_of_update(update: torch.fx.Node) -> list[list[Any]]:
@@ -101,7 +112,10 @@ def is_backward(node: torch.fx.Node) -> bool:
     return node.meta.get("partitioner_tag") == "is_backward"
 
 
-_LIBRARIES = (str(Path(torch.__file__).parent), *map(str, (Path(__file__).parents[2] / "authoring").glob("*.py")))
+_LIBRARIES = (
+    str(Path(torch.__file__).parent),
+    *map(str, (Path(__file__).parents[2] / "authoring").glob("*.py")),
+)
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)(?:\n\s+(.+))?')
 
 
@@ -136,7 +150,9 @@ def _source(trace: str) -> tuple[str, int, str]:
     if not frames:
         return "", 0, ""
     # The model's own line, and not the line of the library that it calls.
-    file, line, _, text = next((f for f in reversed(frames) if not f[0].startswith(_LIBRARIES)), frames[-1])
+    file, line, _, text = next(
+        (f for f in reversed(frames) if not f[0].startswith(_LIBRARIES)), frames[-1]
+    )
     return file, int(line), text.strip()
 
 
@@ -156,7 +172,9 @@ def output_values(gm: torch.fx.GraphModule) -> list[Any]:
 
 def nodes_from_line(gm: torch.fx.GraphModule, file: str, line: int) -> list[torch.fx.Node]:
     """The nodes from line `line` of a file whose path ends in `file`."""
-    return [n for n in gm.graph.nodes if (p := provenance(n)).line == line and p.file.endswith(file)]
+    return [
+        n for n in gm.graph.nodes if (p := provenance(n)).line == line and p.file.endswith(file)
+    ]
 
 
 def nodes_in_module(gm: torch.fx.GraphModule, path: str) -> list[torch.fx.Node]:

@@ -50,7 +50,9 @@ def between(graph: GraphModule, costs: Costs) -> dict[str, Between]:
     found = {}
     for c in _waited(graph):
         ends = min(before[w] for w in c.waits)
-        found[c.node] = Between(ends[0] - before[c.node][0], ends[1] - before[c.node][1], needed[c.node])
+        found[c.node] = Between(
+            ends[0] - before[c.node][0], ends[1] - before[c.node][1], needed[c.node]
+        )
     return found
 
 

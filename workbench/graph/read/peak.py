@@ -43,8 +43,10 @@ class MemoryProfile:
     nodes: tuple[str, ...] = field(default=(), repr=False)
 
     def __str__(self) -> str:
-        return (f"peak {self.peak_bytes:,} B at {self.peak_node}, {self.input_bytes:,} B of it inputs"
-                f"{_lines(self.holders, ' B')}")
+        return (
+            f"peak {self.peak_bytes:,} B at {self.peak_node}, {self.input_bytes:,} B of it inputs"
+            f"{_lines(self.holders, ' B')}"
+        )
 
 
 @dataclass(frozen=True)
@@ -59,8 +61,10 @@ class StepPeak:
     holders: Holders
 
     def __str__(self) -> str:
-        return (f"predicted peak {self.bytes:,} bytes, in the {self.phase}; {self.resident:,} of it live "
-                f"across steps{_lines(self.holders)}")
+        return (
+            f"predicted peak {self.bytes:,} bytes, in the {self.phase}; {self.resident:,} of it live "
+            f"across steps{_lines(self.holders)}"
+        )
 
 
 def freed_by_graph(node: Node, backward: bool) -> bool:
@@ -160,7 +164,9 @@ def step_peak(graphs: tuple[GraphModule, ...], *, fused: bool, replayed: bool = 
     resident = 3 * trained + buffers
     phases = [StepPeak(resident + trained + extra, resident, "optimizer", ())]
     for phase, gm, profile in zip(("forward", "backward"), graphs, profiles, strict=True):
-        counted = _bytes(node for node in gm.graph.find_nodes(op="placeholder") if parameter_of(node))
+        counted = _bytes(
+            node for node in gm.graph.find_nodes(op="placeholder") if parameter_of(node)
+        )
         size = resident + profile.peak_bytes - counted + extra
         phases.append(StepPeak(size, resident, phase, profile.holders))
     return max(phases, key=lambda peak: peak.bytes)

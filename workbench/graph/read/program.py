@@ -22,7 +22,11 @@ class NodeRecord(NamedTuple):
     inputs: tuple[str, ...]
 
     def __str__(self) -> str:
-        return f"{self.name} = {self.target}{self.args}" if self.op == "call_function" else f"{self.op} {self.name}"
+        return (
+            f"{self.name} = {self.target}{self.args}"
+            if self.op == "call_function"
+            else f"{self.op} {self.name}"
+        )
 
 
 def program(gm: GraphModule) -> str:
@@ -54,9 +58,13 @@ def _line(node: Node) -> str:
 def node_record(node: Node) -> NodeRecord:
     """One node as text, its operator without the overload `default`."""
     given = [*map(repr, node.args), *(f"{key}={value!r}" for key, value in node.kwargs.items())]
-    return NodeRecord(node.name, node.op, _called(node.target) if node.op == "call_function" else str(node.target),
-                      f"({', '.join(given)})",
-                      tuple([n.name for n in node.all_input_nodes]))
+    return NodeRecord(
+        node.name,
+        node.op,
+        _called(node.target) if node.op == "call_function" else str(node.target),
+        f"({', '.join(given)})",
+        tuple([n.name for n in node.all_input_nodes]),
+    )
 
 
 @functools.cache

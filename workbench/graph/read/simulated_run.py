@@ -14,7 +14,12 @@ from torch.fx import GraphModule, Node
 
 from workbench.errors import WorkbenchError
 from workbench.graph.facts import facts_of
-from workbench.graph.read.collectives import Collective, axis_names, list_collectives, list_host_copies
+from workbench.graph.read.collectives import (
+    Collective,
+    axis_names,
+    list_collectives,
+    list_host_copies,
+)
 from workbench.graph.read.cost import DeviceSpec, device_spec
 from workbench.graph.read.nodes import kind_of, module_path
 from workbench.graph.read.timeline import Clock, Costs, costs_of
@@ -74,12 +79,17 @@ class StepTimeline:
         return list(dict.fromkeys([COMPUTE, *(span.lane for span in self.spans)]))
 
     def __str__(self) -> str:
-        return (f"{self.source}: {self.total_ms:,.2f} ms, {self.compute_ms:,.2f} of it compute; {self.fates()}, "
-                f"{self.exposed_ms:,.2f} ms exposed")
+        return (
+            f"{self.source}: {self.total_ms:,.2f} ms, {self.compute_ms:,.2f} of it compute; {self.fates()}, "
+            f"{self.exposed_ms:,.2f} ms exposed"
+        )
 
     def fates(self) -> str:
         """How many collectives are hidden behind compute, and how many behind others."""
-        hidden, others = (sum(span.limit == limit for span in self.collectives) for limit in (HIDDEN, BEHIND_OTHERS))
+        hidden, others = (
+            sum(span.limit == limit for span in self.collectives)
+            for limit in (HIDDEN, BEHIND_OTHERS)
+        )
         more = f" and {others} behind exposed ones" if others else ""
         return f"{hidden} of {len(self.collectives)} collectives hidden behind compute{more}"
 
@@ -89,7 +99,9 @@ class StepTimeline:
         Source: "Trace Event Format", complete events; microseconds, one thread for each lane.
         """
         lanes = {lane: i for i, lane in enumerate(self.lanes)}
-        events: list[dict[str, Any]] = [{"ph": "M", "pid": 0, "name": "process_name", "args": {"name": self.source}}]
+        events: list[dict[str, Any]] = [
+            {"ph": "M", "pid": 0, "name": "process_name", "args": {"name": self.source}}
+        ]
         events += [{"ph": "M", "pid": 0, "tid": i, "name": "thread_name", "args": {"name": lane}}
                    for lane, i in lanes.items()]
         for span in self.spans:
@@ -115,15 +127,19 @@ def simulated(graphs: GraphModule | Mapping[str, GraphModule], device: str | Dev
     estimate from.
     """
     if min(launch_us, view_us) < 0:
-        raise WorkbenchError(f"launch_us={launch_us}, view_us={view_us}: the time of a launch must be 0 or more")
+        raise WorkbenchError(
+            f"launch_us={launch_us}, view_us={view_us}: the time of a launch must be 0 or more"
+        )
     parts = {facts_of(graphs).part: graphs} if isinstance(graphs, GraphModule) else graphs
     spec = device_spec(device)
     spans: list[Span] = []
     start = compute = cpu = 0.0
     for part, gm in parts.items():
         if not any("val" in n.meta for n in gm.graph.nodes):
-            raise WorkbenchError(f"no node of the {part} graph has meta['val'], so shapes and times are unknown: "
-                                 "capture it, or run torch.fx.passes.fake_tensor_prop.FakeTensorProp first")
+            raise WorkbenchError(
+                f"no node of the {part} graph has meta['val'], so shapes and times are unknown: "
+                "capture it, or run torch.fx.passes.fake_tensor_prop.FakeTensorProp first"
+            )
         collectives = list_collectives(gm)
         costs = costs_of(gm, spec, found=collectives, fused=fused)
         launched, cpu = _launched(costs, launch_us / 1e3, view_us / 1e3, cpu, replayed)
@@ -135,10 +151,14 @@ def simulated(graphs: GraphModule | Mapping[str, GraphModule], device: str | Dev
     how = ", kernels fused" if fused else ""
     if launch_us:
         how += f", {launch_us:.3g} µs a launch"
-    return StepTimeline(f"simulated on {spec.name}, {spec.trust}{how}", tuple(spans), max(start, cpu), compute)
+    return StepTimeline(
+        f"simulated on {spec.name}, {spec.trust}{how}", tuple(spans), max(start, cpu), compute
+    )
 
 
-def _launched(costs: Costs, launch: float, view: float, cpu: float, replayed: bool) -> tuple[dict[Node, float], float]:
+def _launched(
+    costs: Costs, launch: float, view: float, cpu: float, replayed: bool
+) -> tuple[dict[Node, float], float]:
     """When the CPU has launched each node, and when it has launched all, from `cpu` on; in milliseconds."""
     launches, found = set(launches_of(costs, replayed)), dict[Node, float]()
     for node in costs.compute:
@@ -152,12 +172,17 @@ def _launched(costs: Costs, launch: float, view: float, cpu: float, replayed: bo
 def launches_of(costs: Costs, replayed: bool = False) -> list[Node]:
     """The nodes that the CPU launches, in order: all that take time on the device, or the graph as a whole."""
     nodes = list(costs.compute)
-    return nodes[:1] if replayed else [n for n in nodes if costs.compute[n] or n in costs.collective]
+    return (
+        nodes[:1] if replayed else [n for n in nodes if costs.compute[n] or n in costs.collective]
+    )
 
 
 def _busy(compute: Sequence[tuple[float, float]]) -> Callable[[float], float]:
     """How long of the time before a moment is compute; `compute`: begin and end, one after another."""
-    begins, before = [begin for begin, _ in compute], [0.0, *accumulate(end - begin for begin, end in compute)]
+    begins, before = (
+        [begin for begin, _ in compute],
+        [0.0, *accumulate(end - begin for begin, end in compute)],
+    )
 
     def busy(moment: float) -> float:
         at = bisect_right(begins, moment)

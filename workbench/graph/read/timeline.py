@@ -44,7 +44,9 @@ def estimates_of(gm: GraphModule, options: EstimateOptions) -> Estimates:
     """Measured times where a pass's options ask for them, else none: then the device's figures decide."""
     if options.estimates != "measured":
         return Estimates({})
-    return Estimates(hook("measured_costs.measure", 'estimates = "measured"')(gm, options.estimates_file))
+    return Estimates(
+        hook("measured_costs.measure", 'estimates = "measured"')(gm, options.estimates_file)
+    )
 
 
 def costs_of(gm: GraphModule, device: str | DeviceSpec, known: Known = lambda _: None,
@@ -58,10 +60,15 @@ def costs_of(gm: GraphModule, device: str | DeviceSpec, known: Known = lambda _:
     estimated = fused_ms(gm, spec) if fused else separate_ms(gm, spec)
     named = {node.name: node for node in gm.graph.nodes}
     found = [*(list_collectives(gm) if found is None else found), *list_host_copies(gm)]
-    compute = {node: before if (ms := known(node)) is None else ms for node, before in estimated.items()}
+    compute = {
+        node: before if (ms := known(node)) is None else ms for node, before in estimated.items()
+    }
     return Costs(
         compute,
-        {named[c.node]: not_hidden(collective_ms(c, spec), compute[named[c.node]], c.group_size) for c in found},
+        {
+            named[c.node]: not_hidden(collective_ms(c, spec), compute[named[c.node]], c.group_size)
+            for c in found
+        },
         {named[c.node]: c.group for c in found},
         {named[wait]: named[c.node] for c in found for wait in c.waits},
         spec,
@@ -73,7 +80,11 @@ def not_hidden(sending: float, multiplying: float, parts: int) -> float:
 
     One part is sent before the first product, or after the last one. Without products, all of it counts.
     """
-    return max(sending - multiplying, 0.0) + min(sending, multiplying) / parts if multiplying else sending
+    return (
+        max(sending - multiplying, 0.0) + min(sending, multiplying) / parts
+        if multiplying
+        else sending
+    )
 
 
 class Clock:
@@ -132,7 +143,9 @@ class Clock:
             return ms
         together = min(ms * spec.compute_slowdown, max(self.finish[n] for n in sending) - self.now)
         for node in sending:
-            self.finish[node] += min(together, self.finish[node] - self.now) * (1 - 1 / spec.collective_slowdown)
+            self.finish[node] += min(together, self.finish[node] - self.now) * (
+                1 - 1 / spec.collective_slowdown
+            )
             group = self.costs.group[node]
             self._lanes[group] = max(self._lanes[group], self.finish[node])
         return together + ms - together / spec.compute_slowdown

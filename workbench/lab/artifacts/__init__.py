@@ -28,11 +28,15 @@ def _of_run(parser: argparse.ArgumentParser) -> None:
                         help="what `workbench compile` wrote: code, so run only what you trust")
     parser.add_argument("--verify", action="store_true",
                         help="each rank captures the recipe too, and compares its graphs")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write a report, too; - prints it alone")
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="write a report, too; - prints it alone"
+    )
     parser.add_argument("--checkpoints", type=Path, metavar="DIR",
                         help="resume from the newest checkpoint here, and save one at the end")
     parser.add_argument("--save-every", type=count, metavar="N", help="save every N steps too")
-    parser.add_argument("--timeout", type=seconds, default=600.0, metavar="S", help="seconds for all")
+    parser.add_argument(
+        "--timeout", type=seconds, default=600.0, metavar="S", help="seconds for all"
+    )
 
 
 declare_command(Command(

@@ -182,8 +182,10 @@ def _on_rank(recipe: Recipe, folder: Path, manifest: Manifest, saving: Path | No
         with deterministic(recipe.training.deterministic):
             same = gathered(digests(transform(recipe, world)[0]) == manifest.programs[number])
         if not all(same):
-            raise WorkbenchError(f"{where}: rank {same.index(False)} captures other graphs here than those "
-                                 "that the artifact was made of: compile the recipe again, here")
+            raise WorkbenchError(
+                f"{where}: rank {same.index(False)} captures other graphs here than those "
+                "that the artifact was made of: compile the recipe again, here"
+            )
     started = time.perf_counter()
     post.stage("author")
     authored = author(recipe, world)

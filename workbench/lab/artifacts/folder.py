@@ -70,8 +70,10 @@ def _source(function: Callable[..., Any], title: str) -> str:
     linecache.checkcache(file)
     source = "".join(linecache.getlines(file))
     if not source:
-        raise WorkbenchError(f"the source of {title} cannot be found: define it in a file or a cell "
-                             "of a notebook, as a function")
+        raise WorkbenchError(
+            f"the source of {title} cannot be found: define it in a file or a cell "
+            "of a notebook, as a function"
+        )
     return source
 
 
@@ -79,7 +81,9 @@ def require_same(there: dict[str, str], here: dict[str, str], folder: Path) -> N
     """Raise WorkbenchError where this process is not what the artifact was made for, naming each difference."""
     names = [name for name in {**there, **here} if there.get(name) != here.get(name)]
     if names:
-        changes = "; ".join(f"{name} was {there.get(name)} and is {here.get(name)} here" for name in names)
+        changes = "; ".join(
+            f"{name} was {there.get(name)} and is {here.get(name)} here" for name in names
+        )
         raise WorkbenchError(f"artifact {folder}: {changes}: compile the recipe again, here")
 
 
@@ -118,7 +122,9 @@ def read_manifest(folder: Path) -> Manifest:
     there, here = {line[66:] or SUMS: line[:64] for line in lines}, _hashes(folder)
     for name in sorted({*there, *here}):
         if there.get(name) != here.get(name):
-            raise WorkbenchError(f"{folder}: {name} was changed, added or lost: compile the recipe again")
+            raise WorkbenchError(
+                f"{folder}: {name} was changed, added or lost: compile the recipe again"
+            )
     try:
         return Manifest(**json.loads((folder / MANIFEST).read_text(encoding="utf-8")))
     except (OSError, TypeError):

@@ -35,7 +35,9 @@ class AsyncTensorParallelOptions(Options):
     @classmethod
     def _no_choice(cls, options: dict[str, Any]) -> dict[str, Any]:
         if gone := sorted(_GONE.intersection(options)):
-            raise ValueError(f"{', '.join(gone)}: this option is gone, since torch's own pass chooses: leave it out")
+            raise ValueError(
+                f"{', '.join(gone)}: this option is gone, since torch's own pass chooses: leave it out"
+            )
         return options
 
 

@@ -21,8 +21,10 @@ from workbench.torch_api.inductor.micro_pipeline import KINDS, fuse_with_product
 from workbench.torch_api.ops import calls_of, multiplies, op_name, tensor_bytes
 
 _NEEDS = "the operators need GPUs that read each other's memory"
-_TAKES = ("torch's pass takes gathers whose products read them as first factor between two views, and scatters of one "
-          "product that nothing else reads; list graph_cleanup after it")
+_TAKES = (
+    "torch's pass takes gathers whose products read them as first factor between two views, and scatters of one "
+    "product that nothing else reads; list graph_cleanup after it"
+)
 
 
 def eligible(gm: GraphModule) -> list[Collective]:
@@ -60,11 +62,15 @@ def fused_with_products(before: Graphs, after: Graphs, options: Options) -> Effe
     evidence = {"fused": fused, "eligible": beside,
                 "without_a_product": sum(len(_on_tp(gm)) for gm in before) - beside}
     if not any(_on_tp(gm) for gm in before):
-        return Effect(False, "no collective runs over the tp axis: set mesh.tp to 2 or more", evidence)
+        return Effect(
+            False, "no collective runs over the tp axis: set mesh.tp to 2 or more", evidence
+        )
     said = f"{fused} of {beside} collectives beside products share an operator with them"
     world = facts_of(before[0]).world
     if world == "fake":
-        return Effect(None if fused else False, f"{said}; {_NEEDS}, and a fake world has none", evidence)
+        return Effect(
+            None if fused else False, f"{said}; {_NEEDS}, and a fake world has none", evidence
+        )
     if world != "nccl":
         ranks = "CPUs over gloo" if world == "gloo" else f"{world}, in one process"
         return Effect(False, f"{said}: {_NEEDS}, and these ranks run on {ranks}", evidence)
@@ -83,7 +89,9 @@ def _lacking(graphs: Graphs) -> str:
 
 
 @register_pass("async_tensor_parallel", effect=fused_with_products)
-def async_tensor_parallel(gm: GraphModule, example_inputs: list[Any], *, options: Options) -> GraphModule:
+def async_tensor_parallel(
+    gm: GraphModule, example_inputs: list[Any], *, options: Options
+) -> GraphModule:
     """torch's pass on the tp axis, where the ranks are GPUs that read each other's memory, or fake."""
     world = facts_of(gm).world
     if world not in ("nccl", "fake") or (world == "nccl" and _lacking((gm,))):

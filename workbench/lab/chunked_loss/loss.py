@@ -32,7 +32,9 @@ class ChunkedLoss(nn.Module):
         super().__init__()
         self.chunks = chunks
 
-    def forward(self, output: tuple[torch.Tensor, torch.Tensor], targets: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, output: tuple[torch.Tensor, torch.Tensor], targets: torch.Tensor
+    ) -> torch.Tensor:
         """(activations (batch, seq, dim), weight), targets (batch, seq) -> a scalar."""
         x, weight = output
         return chunked_cross_entropy(x.flatten(0, 1), weight, targets.flatten(), self.chunks)
@@ -41,10 +43,14 @@ class ChunkedLoss(nn.Module):
 def in_pieces(model: nn.Module, recipe: Recipe, chunks: str = "8") -> nn.Module:
     """Replace `output` and `loss` of a model, as a recipe's `model.loss` asks for; chunks: 2 or more, as text."""
     if not chunks.isdigit() or int(chunks) < 2:
-        raise AuthoringError(f"model.loss: {chunks!r} is no number of pieces: give 2 or more, as in in_pieces:8")
+        raise AuthoringError(
+            f"model.loss: {chunks!r} is no number of pieces: give 2 or more, as in in_pieces:8"
+        )
     if recipe.mesh.tp > 1:
-        raise AuthoringError("model.loss: a loss in pieces needs the whole vocabulary on each rank, and the ranks of "
-                             "tp share it: set mesh.tp to 1, or model.loss to whole")
+        raise AuthoringError(
+            "model.loss: a loss in pieces needs the whole vocabulary on each rank, and the ranks of "
+            "tp share it: set mesh.tp to 1, or model.loss to whole"
+        )
     vocabulary, dim = model.get_parameter("output.weight").shape
     model.output, model.loss = OutputWeight(dim, vocabulary, bias=False), ChunkedLoss(int(chunks))
     return model

@@ -27,8 +27,10 @@ def measure(gm: GraphModule, path: str = "") -> dict[str, float]:
     Raises WorkbenchError on a world without values, and for a file from another torch version or device.
     """
     if world_kind() not in ("gloo", "nccl"):
-        raise WorkbenchError(f"estimates = \"measured\" needs ranks that run, and this world is {world_kind()}: take "
-                             "world gloo or nccl, or estimates = \"analytical\"")
+        raise WorkbenchError(
+            f'estimates = "measured" needs ranks that run, and this world is {world_kind()}: take '
+            'world gloo or nccl, or estimates = "analytical"'
+        )
     shared: list[dict[str, float] | str | None] = [None]
     if dist.get_rank() == 0:
         try:
@@ -38,7 +40,9 @@ def measure(gm: GraphModule, path: str = "") -> dict[str, float]:
     dist.broadcast_object_list(shared, src=0)
     times = shared[0]
     if not isinstance(times, dict):
-        raise WorkbenchError(f"estimates cannot be measured: {times}" if times else "estimates: rank 0 sent none")
+        raise WorkbenchError(
+            f"estimates cannot be measured: {times}" if times else "estimates: rank 0 sent none"
+        )
     return times
 
 
@@ -52,7 +56,9 @@ def _measured(gm: GraphModule, path: str) -> dict[str, float]:
         if alone and (name := signature(node)) not in times:
             times[name] = measured_ms(node, device)
     if path:
-        text = json.dumps({"format_version": FORMAT_VERSION, **here, "milliseconds": times}, indent=1)
+        text = json.dumps(
+            {"format_version": FORMAT_VERSION, **here, "milliseconds": times}, indent=1
+        )
         write_whole(path, text + "\n")
     return times
 
@@ -65,6 +71,8 @@ def _kept(path: Path, here: dict[str, str]) -> dict[str, float]:
             raise ValueError("a time must be 0 or more")
         version, there = data["format_version"], {key: str(data[key]) for key in here}
     if there != here or version != FORMAT_VERSION:
-        raise WorkbenchError(f"{path}: estimates of torch {there['torch']} on {there['device']}, and this is torch "
-                             f"{here['torch']} on {here['device']}: remove it, or name another file")
+        raise WorkbenchError(
+            f"{path}: estimates of torch {there['torch']} on {there['device']}, and this is torch "
+            f"{here['torch']} on {here['device']}: remove it, or name another file"
+        )
     return times

@@ -181,7 +181,9 @@ def _search(gm: GraphModule, options: BudgetOptions, budget: int) -> Cut:
 def torch_cut(gm: GraphModule, options: BudgetOptions, share: float) -> Cut:
     """What torch's minimum cut makes of the graph, which stays as it is, under this budget."""
     graph = aot.clone(gm)
-    gradients = [aot.gradient_of(desc) is not None for desc in graph.graph.output_node().meta["desc"]]
+    gradients = [
+        aot.gradient_of(desc) is not None for desc in graph.graph.output_node().meta["desc"]
+    ]
     results = gradients.index(True) if True in gradients else len(gradients)
     forward, backward = partitioning.cut(graph, results, settings(options, share))
     set_facts(forward, facts_of(gm).of("forward"))

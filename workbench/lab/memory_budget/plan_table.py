@@ -53,8 +53,10 @@ def memory_plan(recipe: Recipe, world: World | None = None, *, front: bool = Fal
     """
     spec = next((spec for spec in recipe.joint_passes if spec.name == NAME), None)
     if spec is None:
-        raise WorkbenchError(f"recipe {recipe.name!r} lists no {NAME}: add it to joint_passes, such as "
-                             f'joint_passes = [{{ name = "{NAME}", fraction = 0.5 }}]')
+        raise WorkbenchError(
+            f"recipe {recipe.name!r} lists no {NAME}: add it to joint_passes, such as "
+            f'joint_passes = [{{ name = "{NAME}", fraction = 0.5 }}]'
+        )
     options = BudgetOptions.model_validate(dict(spec.options))
     size = recipe.mesh.world_size
     opened: AbstractContextManager[Any] = nullcontext(world) if world else fake_world(size)
@@ -72,7 +74,9 @@ def memory_plan(recipe: Recipe, world: World | None = None, *, front: bool = Fal
 
 def compared(first: Planned, second: Planned) -> str:
     """The tensors that two plans treat differently, as a table."""
-    here, there = ({choice.name: choice for choice in planned.plan.choices} for planned in (first, second))
+    here, there = (
+        {choice.name: choice for choice in planned.plan.choices} for planned in (first, second)
+    )
     rows = []
     for name, choice in (there | here).items():
         acts = [side[name].act if name in side else "not needed" for side in (here, there)]

@@ -31,9 +31,12 @@ def kept(graphs: Graphs, options: BudgetOptions) -> Effect:
     differences = {
         "saved beyond the plan": set(cut.saved) - set(plan.cut.saved),
         "planned and not saved": set(plan.cut.saved) - set(cut.saved),
-        "planned to be computed again, and not in the backward": set(plan.cut.again) - set(cut.again),
+        "planned to be computed again, and not in the backward": set(plan.cut.again)
+        - set(cut.again),
     }
-    problems = [f"{what}: {', '.join(sorted(names)[:3])}" for what, names in differences.items() if names]
+    problems = [
+        f"{what}: {', '.join(sorted(names)[:3])}" for what, names in differences.items() if names
+    ]
     if cut.bytes > plan.budget:
         problems.append(f"{cut.bytes:,} bytes are saved, and the budget is {plan.budget:,}")
     evidence = {"saved_bytes": cut.bytes, "budget": plan.budget, "saved": len(cut.saved)}
@@ -41,7 +44,9 @@ def kept(graphs: Graphs, options: BudgetOptions) -> Effect:
 
 
 @register_pass("memory_budget", effect=planned, partition_effect=kept)
-def memory_budget(gm: GraphModule, example_inputs: list[Any], *, options: BudgetOptions) -> GraphModule:
+def memory_budget(
+    gm: GraphModule, example_inputs: list[Any], *, options: BudgetOptions
+) -> GraphModule:
     """Raises WorkbenchError for a budget below what torch's smallest cut saves."""
     facts = facts_of(gm)
     facts.plan = make_plan(gm, options)

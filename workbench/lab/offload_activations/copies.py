@@ -38,7 +38,9 @@ def can_leave(forward: GraphModule) -> dict[int, Node]:
     values = output_values(forward)
     owner = roots(forward)
     shared = Counter(owner[value] for value in values if isinstance(value, Node))
-    written = {owner[node] for call in calls_of(forward.graph, writes) for node in written_inputs(call)}
+    written = {
+        owner[node] for call in calls_of(forward.graph, writes) for node in written_inputs(call)
+    }
     moved = parameter_moves(forward)
     leaving = {}
     for place, node in enumerate(values[facts_of(forward).step.results:]):
@@ -93,11 +95,15 @@ def bring_back(backward: GraphModule, nodes: Sequence[Node], costs: Costs) -> No
     free = float("inf")
     for node in sorted(nodes, key=first.__getitem__, reverse=True):
         reader, readers, value = first[node], list(node.users), node.meta["val"]
-        free = min(free, clock.begin.get(reader, clock.now)) - costs.spec.copying_ms(tensor_bytes(value))
+        free = min(free, clock.begin.get(reader, clock.now)) - costs.spec.copying_ms(
+            tensor_bytes(value)
+        )
         before = next((call for call in calls if clock.begin[call] > max(free, 0.0)), reader)
         with mode or nullcontext():
             node.meta["val"] = value.to("cpu")
-        copy = NodeMaker(backward.graph, min(before, reader), mode, node)(TO_DEVICE, node, value.device)
+        copy = NodeMaker(backward.graph, min(before, reader), mode, node)(
+            TO_DEVICE, node, value.device
+        )
         back = NodeMaker(backward.graph, reader, mode, node)(WAIT, copy, node)
         for user in readers:
             user.replace_input_with(node, back)

@@ -36,7 +36,9 @@ def on_the_host(before: Graphs, after: Graphs, options: OffloadOptions) -> Effec
     if not sent:
         return Effect(False, _why_none(before[0], could, options), evidence)
     owner = roots(after[0])
-    kept = {owner[value]: value.name for value in output_values(after[0]) if isinstance(value, Node)}
+    kept = {
+        owner[value]: value.name for value in output_values(after[0]) if isinstance(value, Node)
+    }
     for node in sent:
         source = node.all_input_nodes[0]
         if owner[source] in kept:
@@ -66,7 +68,9 @@ def _why_none(forward: GraphModule, could: dict[int, Node], options: OffloadOpti
             'set choose to "all"')
 
 
-def _wanted(forward: GraphModule, could: dict[int, Node], options: OffloadOptions) -> dict[int, Node]:
+def _wanted(
+    forward: GraphModule, could: dict[int, Node], options: OffloadOptions
+) -> dict[int, Node]:
     inside = {node for path in options.modules for node in find_nodes(forward, module=path)}
     return {place: node for place, node in could.items()
             if tensor_bytes(node.meta["val"]) >= options.min_bytes
@@ -79,7 +83,9 @@ def order_costs(options: OffloadOptions, gm: GraphModule) -> Costs:
 
 
 @register_pass("offload_activations", effect=on_the_host, order_costs=order_costs)
-def offload_activations(gm: GraphModule, example_inputs: list[Any], *, options: OffloadOptions) -> GraphModule:
+def offload_activations(
+    gm: GraphModule, example_inputs: list[Any], *, options: OffloadOptions
+) -> GraphModule:
     """Raises WorkbenchError for a device that is no CUDA GPU or CPU, where the host has no pinned memory, and where
     torch's own offloading is on.
     """
@@ -105,7 +111,9 @@ def require_device(nodes: Iterable[Node]) -> None:
     """Raise WorkbenchError for tensors of another device than a CUDA GPU or a CPU."""
     kinds = {node.meta["val"].device.type for node in nodes}
     if other := kinds - {"cpu", "cuda"}:
-        raise WorkbenchError(f"pass 'offload_activations': it copies from CUDA GPUs, and these tensors are on "
-                             f"{min(other)}: drop the pass")
+        raise WorkbenchError(
+            f"pass 'offload_activations': it copies from CUDA GPUs, and these tensors are on "
+            f"{min(other)}: drop the pass"
+        )
     if "cuda" in kinds and torch.cuda.is_available():
         require_pinned()

@@ -14,10 +14,18 @@ __getattr__ = on_use(__name__, {"read_order": ".order"})
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("traces", nargs="+", type=Path, metavar="TRACE", help="files of export_chrome_trace, or .gz")
-    parser.add_argument("--step", metavar="N", help="one step, by its number in the trace (default: all)")
-    parser.add_argument("--device", type=int, metavar="N", help="the GPU, where a trace holds several")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result as JSON; - prints it alone")
+    parser.add_argument(
+        "traces", nargs="+", type=Path, metavar="TRACE", help="files of export_chrome_trace, or .gz"
+    )
+    parser.add_argument(
+        "--step", metavar="N", help="one step, by its number in the trace (default: all)"
+    )
+    parser.add_argument(
+        "--device", type=int, metavar="N", help="the GPU, where a trace holds several"
+    )
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="also write the result as JSON; - prints it alone"
+    )
 
 
 declare_command(Command(

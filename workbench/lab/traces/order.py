@@ -106,7 +106,9 @@ class TraceOrder:
         step, events = self.steps[number], self.traced[number].events
         compute, talk = _parted(events)
         start = events[0].begin
-        spans = [Span(e.name, "compute", (e.begin - start) / 1e3, (e.end - start) / 1e3) for e in compute]
+        spans = [
+            Span(e.name, "compute", (e.begin - start) / 1e3, (e.end - start) / 1e3) for e in compute
+        ]
         waited = waited_for(_covered(compute), [(e.begin, e.end) for e in talk])
         for c, e, us in zip(step.collectives, talk, waited, strict=True):
             limit = c.why or HIDDEN
@@ -114,7 +116,9 @@ class TraceOrder:
                 limit = BEHIND_OTHERS
             spans.append(Span(f"{c.number} {c.name}", _lane(e), c.begin_ms, c.begin_ms + c.ms, c.exposed_ms, limit,
                               c.about, shared=c.exposed_ms - us / 1e3))
-        return StepTimeline(f"measured on {self.device}", tuple(spans), step.span_ms, step.compute_ms)
+        return StepTimeline(
+            f"measured on {self.device}", tuple(spans), step.span_ms, step.compute_ms
+        )
 
     def __str__(self) -> str:
         several = len({step.rank for step in self.steps}) > 1
@@ -124,9 +128,13 @@ class TraceOrder:
             rows = [[step, *figures] for step, _, *figures in rows]
         lines = [f"traced on {self.device}; milliseconds", *aligned(rows, range(1, len(heads)))]
         if waiting := max(step.waiting_ms for step in self.steps):
-            lines.append(f"up to {waits_counted(waiting)}: a trace cannot separate the wait from the product")
+            lines.append(
+                f"up to {waits_counted(waiting)}: a trace cannot separate the wait from the product"
+            )
         last = self.steps[-1]
-        exposed = sorted((c for c in last.collectives if c.why), key=lambda c: -c.exposed_ms)[:SHOWN]
+        exposed = sorted((c for c in last.collectives if c.why), key=lambda c: -c.exposed_ms)[
+            :SHOWN
+        ]
         if exposed:
             where = last.step + (f" on rank {last.rank}" if several else "")
             lines += ["", f"{where}: the {len(exposed)} collectives that are exposed longest"]
@@ -145,7 +153,9 @@ def _row(step: StepOrder) -> list[str]:
 def _account(c: TracedCollective) -> list[str]:
     """What the text says of one exposed collective."""
     about = f" ({c.about})" if c.about else ""
-    lines = [f"  {c.number:>4} {_short(c.name)}{about}: {c.exposed_ms:,.3f} of {c.ms:,.3f} ms exposed: {c.why}"]
+    lines = [
+        f"  {c.number:>4} {_short(c.name)}{about}: {c.exposed_ms:,.3f} of {c.ms:,.3f} ms exposed: {c.why}"
+    ]
     if c.shared_ms > NEGLIGIBLE * c.ms:
         lines.append(f"       {c.shared_ms:,.3f} ms of it beside other communication")
     if c.waits_ms is not None and c.waits_ms > NEGLIGIBLE * c.ms:
@@ -178,7 +188,9 @@ def command(args: argparse.Namespace) -> int:
     return 0
 
 
-def read_order(paths: Sequence[Path | str], step: str | None = None, device: int | None = None) -> TraceOrder:
+def read_order(
+    paths: Sequence[Path | str], step: str | None = None, device: int | None = None
+) -> TraceOrder:
     """Read one trace, or one of each rank of the same job.
 
     step: the number of one step, where the trace has several; by default all. device: see `read_trace`. Raises
@@ -187,13 +199,17 @@ def read_order(paths: Sequence[Path | str], step: str | None = None, device: int
     files = [read_trace(path, device) for path in paths]
     ranks = [file.rank for file in files]
     if len(set(ranks)) < len(ranks):
-        raise WorkbenchError(f"{files[1].path}: traces of ranks {', '.join(map(str, ranks))}: give one of each rank")
+        raise WorkbenchError(
+            f"{files[1].path}: traces of ranks {', '.join(map(str, ranks))}: give one of each rank"
+        )
     orders, traced = [], []
     for file in files:
         steps = [s for s in file.steps if step is None or s.name in (step, f"ProfilerStep#{step}")]
         if not steps:
             known = ", ".join(s.name.removeprefix("ProfilerStep#") for s in file.steps)
-            raise WorkbenchError(f"{file.path}: no step {step or 'launched a GPU event'}: it has {known or 'none'}")
+            raise WorkbenchError(
+                f"{file.path}: no step {step or 'launched a GPU event'}: it has {known or 'none'}"
+            )
         orders += [_step_order(s, file.rank) for s in steps]
         traced += steps
     if len(files) > 1:
@@ -209,8 +225,12 @@ def _with_waits(order: StepOrder, of_ranks: Sequence[StepOrder], ranks: int) -> 
     names = [[(c.kind, c.name) for c in o.collectives] for o in of_ranks]
     if len(of_ranks) < ranks or any(listed != names[0] for listed in names):
         return order
-    shortest = [min(c.ms for c in same) for same in zip(*(o.collectives for o in of_ranks), strict=True)]
-    waits = [replace(c, waits_ms=c.ms - ms) for c, ms in zip(order.collectives, shortest, strict=True)]
+    shortest = [
+        min(c.ms for c in same) for same in zip(*(o.collectives for o in of_ranks), strict=True)
+    ]
+    waits = [
+        replace(c, waits_ms=c.ms - ms) for c, ms in zip(order.collectives, shortest, strict=True)
+    ]
     return replace(order, collectives=tuple(waits))
 
 
@@ -258,7 +278,9 @@ def _behind(e: GpuEvent, compute: Sequence[GpuEvent], longest: float) -> dict[st
     return dict(behind.most_common())
 
 
-def _why(e: GpuEvent, compute: Sequence[GpuEvent], by_end: Sequence[GpuEvent], before: GpuEvent | None) -> str:
+def _why(
+    e: GpuEvent, compute: Sequence[GpuEvent], by_end: Sequence[GpuEvent], before: GpuEvent | None
+) -> str:
     """What keeps a collective from being hidden.
 
     compute, by_end: the compute kernels, sorted by their begin and by their end. before: the one before it on its

@@ -99,8 +99,10 @@ def _chosen(path: Path, gpu: Sequence[Event], device: int | None) -> int:
     devices = sorted(set(map(_device, gpu)))
     listed = ", ".join(map(str, devices))
     if not devices:
-        raise WorkbenchError(f"{path}: no event of a GPU (category kernel): profile with ProfilerActivity.CUDA on a "
-                             f"machine with a GPU, and {EXPORT}")
+        raise WorkbenchError(
+            f"{path}: no event of a GPU (category kernel): profile with ProfilerActivity.CUDA on a "
+            f"machine with a GPU, and {EXPORT}"
+        )
     if device is None and len(devices) > 1:
         raise WorkbenchError(f"{path}: holds GPUs {listed}: choose one with --device")
     if device is not None and device not in devices:
@@ -109,7 +111,9 @@ def _chosen(path: Path, gpu: Sequence[Event], device: int | None) -> int:
 
 
 def _steps(spans: Sequence[Event], gpu: Sequence[Event]) -> tuple[TracedStep, ...]:
-    calls = {event["args"].get("correlation"): event for event in spans if event.get("cat") in _CALLS}
+    calls = {
+        event["args"].get("correlation"): event for event in spans if event.get("cat") in _CALLS
+    }
     calls.pop(None, None)
     marks = sorted((event["ts"], event["ts"] + event["dur"], event["name"]) for event in spans
                    if event.get("cat") == "user_annotation" and event["name"].startswith("ProfilerStep#"))

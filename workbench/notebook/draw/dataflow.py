@@ -46,14 +46,18 @@ def dataflow(gm: GraphModule, title: str = "dataflow", *, views: bool = True,
     width = 1 + int(max(x for x, _ in at.values()))
     operators = [n for n in at if n.op != "placeholder"]
     label = {n: kind_of(n) if name_of is None else name_of(n) for n in operators}
-    found = sorted(dict.fromkeys(label.values()), key=lambda name: not name)  # those without are last
+    found = sorted(
+        dict.fromkeys(label.values()), key=lambda name: not name
+    )  # those without are last
     if palette is None:
         palette = (LANES | {"view": VIEW} if name_of is None
                    else dict(zip(filter(None, found), NAMES * len(found), strict=False)))
     other = PALE if name_of else GREY
     one_row = all(y for _, y in at.values())
-    above, below = (max((abs(at[a][0] - at[b][0]) for a, b in arrows if at[a][1] == at[b][1] == y), default=0)
-                    for y in (1.0, 0.0))
+    above, below = (
+        max((abs(at[a][0] - at[b][0]) for a, b in arrows if at[a][1] == at[b][1] == y), default=0)
+        for y in (1.0, 0.0)
+    )
     top = 1.95 if above > 1 else 1.6
     low = 0.6 if one_row else -0.95 - 0.07 * max(0, below - 5) if below > 1 else -0.55
     wide = max(8.0, (0.8 if narrow else 1.12) * width)
@@ -83,7 +87,9 @@ def dataflow(gm: GraphModule, title: str = "dataflow", *, views: bool = True,
     axes.text(-0.5, top - 0.05, f"{upper}, to the right", fontsize=9, style="italic", va="top")
     if not one_row:
         axes.text(width - 0.5, low, f"{lower}, to the left", fontsize=9, style="italic", ha="right", va="bottom")
-    handles: list[Artist] = [Patch(facecolor=palette.get(name, other), label=name or rest) for name in found]
+    handles: list[Artist] = [
+        Patch(facecolor=palette.get(name, other), label=name or rest) for name in found
+    ]
     if len(operators) < len(at):
         handles.append(Patch(facecolor=PAPER, edgecolor=INK, label="input"))
     if any(n in results for n in at):
@@ -92,7 +98,9 @@ def dataflow(gm: GraphModule, title: str = "dataflow", *, views: bool = True,
     if not one_row:
         handles.append(Line2D([], [], color=INK, linewidth=2, label=f"read by the {lower}"))
     if skipping:
-        handles.append(Line2D([], [], color=GREY, linewidth=1, linestyle=":", label="over operators left out"))
+        handles.append(
+            Line2D([], [], color=GREY, linewidth=1, linestyle=":", label="over operators left out")
+        )
     legend = _legend(figure, handles, min(len(handles), int(wide / 1.2)))
     if legend.get_window_extent().width > figure.bbox.width:
         legend.remove()
@@ -101,12 +109,17 @@ def dataflow(gm: GraphModule, title: str = "dataflow", *, views: bool = True,
     text = [f"{title}: {len(operators)} operators, {len(across)} arrows from {upper} to {lower}",
             *(f"{a.name} > {b.name}" for a, b in across)]
     if name_of is not None:
-        text += [f"{name or rest}: " + " ".join(n.name for n in operators if label[n] == name) for name in found]
+        text += [
+            f"{name or rest}: " + " ".join(n.name for n in operators if label[n] == name)
+            for name in found
+        ]
     return finish(figure, f"Boxes and arrows: {text[0]}.", "\n".join(text), colors=64)
 
 
 def _legend(figure: Figure, handles: list[Artist], columns: int) -> Legend:
-    return figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False, fontsize=8)
+    return figure.legend(
+        handles=handles, loc="outside lower center", ncols=columns, frameon=False, fontsize=8
+    )
 
 
 Place = tuple[float, float]
@@ -123,8 +136,10 @@ def places(gm: GraphModule, owner: Mapping[Node, Node], only: Iterable[Node] | N
     boxes = [n for n in gm.graph.nodes
              if n.op != "output" and owner[n] is n and n in drawn and isinstance(n.meta.get("val"), Tensor)]
     if len(boxes) > MOST:
-        raise WorkbenchError(f"draw.dataflow draws at most {MOST} boxes, and this graph has {len(boxes)}: "
-                             "use draw.graph or show")
+        raise WorkbenchError(
+            f"draw.dataflow draws at most {MOST} boxes, and this graph has {len(boxes)}: "
+            "use draw.graph or show"
+        )
     read = ((owner[a], owner[b]) for b in gm.graph.nodes for a in b.all_input_nodes)
     arrows = [(a, b) for a, b in dict.fromkeys(read if only is None else _skipping(gm, drawn))
               if a is not b and a in boxes and b in boxes]
@@ -147,17 +162,25 @@ def _skipping(gm: GraphModule, drawn: set[Node]) -> Iterator[tuple[Node, Node]]:
 
 
 def _later(node: Node) -> bool:
-    return is_tangent(node) if node.op == "placeholder" else node.meta.get("partitioner_tag") == "is_backward"
+    return (
+        is_tangent(node)
+        if node.op == "placeholder"
+        else node.meta.get("partitioner_tag") == "is_backward"
+    )
 
 
-def _row(nodes: list[Node], arrows: Iterable[tuple[Node, Node]], below: Sequence[Node] = ()) -> list[Node]:
+def _row(
+    nodes: list[Node], arrows: Iterable[tuple[Node, Node]], below: Sequence[Node] = ()
+) -> list[Node]:
     """In graph order, with each input just before its first reader, and first the gradients that come in.
 
     Inputs that it does not read are at its ends, above their readers: `below` goes to the left.
     """
     placed = dict.fromkeys(n for n in nodes if n.op == "placeholder" and is_tangent(n))
     for node in (n for n in nodes if n.op != "placeholder"):
-        placed |= dict.fromkeys(a for a, b in arrows if b is node and a.op == "placeholder" and a in nodes)
+        placed |= dict.fromkeys(
+            a for a, b in arrows if b is node and a.op == "placeholder" and a in nodes
+        )
         placed[node] = None
     reader = {a: below.index(b) for a, b in arrows if b in below}
     ends = sorted((n for n in nodes if n not in placed), key=lambda n: -reader.get(n, -1))
@@ -175,17 +198,23 @@ def _label(node: Node, longest: int) -> str:
     return "\n".join([*lines, str(list(node.meta["val"].shape))])
 
 
-def _apart(start: Node, end: Node, across: Mapping[tuple[Node, Node], tuple[Place, Place]]) -> tuple[float, float]:
+def _apart(
+    start: Node, end: Node, across: Mapping[tuple[Node, Node], tuple[Place, Place]]
+) -> tuple[float, float]:
     """How far from the middles of its boxes an arrow down begins and ends: those of one box stay apart, in order."""
     if (start, end) not in across:
         return 0.0, 0.0
     begin, stop = across[start, end]
     leave = sorted(to for (a, _), (_, to) in across.items() if a is start)
     come = sorted(since for (_, b), (since, _) in across.items() if b is end)
-    return 0.2 * (leave.index(stop) - (len(leave) - 1) / 2), 0.2 * (come.index(begin) - (len(come) - 1) / 2)
+    return 0.2 * (leave.index(stop) - (len(leave) - 1) / 2), 0.2 * (
+        come.index(begin) - (len(come) - 1) / 2
+    )
 
 
-def _arrow(start: Place, end: Place, aside: tuple[float, float], half: float, line: str) -> FancyArrowPatch:
+def _arrow(
+    start: Place, end: Place, aside: tuple[float, float], half: float, line: str
+) -> FancyArrowPatch:
     """Down from the forward to the backward, with a white rim where it crosses another; along a row straight to the
     neighbour, and in an arc over others.
     """

@@ -20,7 +20,11 @@ def difference(found: Difference) -> Picture:
     was, now = found.before.figures, found.after.figures
     old_rows, new_rows = was.rows(), now.rows()
     every = {name: (old_rows.get(name, 0), new_rows.get(name, 0)) for name in old_rows | new_rows}
-    rows = {name: both for name, both in every.items() if not name.startswith(("compute on", "exposed on"))}
+    rows = {
+        name: both
+        for name, both in every.items()
+        if not name.startswith(("compute on", "exposed on"))
+    }
     figure, (axes,) = panels(9.6, 1 + 0.34 * len(rows))
     for y, (name, (old, new)) in enumerate(rows.items()):
         most, same = max(old, new) or 1, number(old) == number(new)
@@ -35,28 +39,45 @@ def difference(found: Difference) -> Picture:
     axes.set_yticks(range(len(rows)), list(rows), fontsize=8.5)
     axes.set(xlim=(0, 1.45), ylim=(len(rows) - 0.4, -0.6), xticks=[])
     axes.spines["bottom"].set_visible(False)
-    for label, look in (("before", {"color": GREY}), ("after", {"color": BLUE}),
-                        ("exposed", {"facecolor": "#fbe3d4", "edgecolor": RED, "hatch": "////", "linewidth": 0})):
+    for label, look in (
+        ("before", {"color": GREY}),
+        ("after", {"color": BLUE}),
+        ("exposed", {"facecolor": "#fbe3d4", "edgecolor": RED, "hatch": "////", "linewidth": 0}),
+    ):
         axes.barh([0], [0], label=label, **look)
     axes.legend(frameon=False, fontsize=8, ncols=3, loc="lower left", bbox_to_anchor=(0, 1))
     figure.suptitle(found.title, fontsize=10, color=INK)
     lines = [found.title, f"ran again: {', '.join(ran.stage for ran in found.ran) or 'nothing'}",
              f"kept: {', '.join(found.kept) or 'nothing'}"]
-    changed = [f"{name}: {number(a)} → {number(b)}" for name, (a, b) in every.items() if number(a) != number(b)]
+    changed = [
+        f"{name}: {number(a)} → {number(b)}"
+        for name, (a, b) in every.items()
+        if number(a) != number(b)
+    ]
     lines += changed or ["no figure changed"]
-    return finish(figure, "Figures before and after a change. " + "; ".join(lines) + ".", "\n".join(lines))
+    return finish(
+        figure, "Figures before and after a change. " + "; ".join(lines) + ".", "\n".join(lines)
+    )
 
 
 def verdicts_of_both(found: Difference) -> Table:
     """A row for each pass, a column for each check; `before → after` where they differ. Reasons are listed below."""
     every = {**found.before.verdicts, **found.after.verdicts}
-    checks = columns(v for given in (*found.before.verdicts.values(), *found.after.verdicts.values()) for v in given)
+    checks = columns(
+        v
+        for given in (*found.before.verdicts.values(), *found.after.verdicts.values())
+        for v in given
+    )
     rows = [(name, [_cell(_outcome(found.before, name, check), _outcome(found.after, name, check))
                     for check in checks]) for name in every]
     agree, _ = _cell(found.before.schedule.outcome, found.after.schedule.outcome)
     notes = [f"the ranks' collectives agree: {agree}"]
     for when, side in (("before", found.before), ("after", found.after)):
-        notes += [line for name, each in side.verdicts.items() for line in failures(f"{when}, {name}", each)]
+        notes += [
+            line
+            for name, each in side.verdicts.items()
+            for line in failures(f"{when}, {name}", each)
+        ]
     return grid(f"{counted(len(rows), 'pass')}, before and after", checks, rows, notes)
 
 

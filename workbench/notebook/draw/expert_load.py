@@ -29,7 +29,9 @@ def expert_load(load: ExpertLoad, beside: Sequence[ExpertLoad] = (), *, title: s
     Text: `ExpertLoad.table()`, and the copies that each rank sent in the last step. WorkbenchError without any step.
     """
     if not load.tokens or not load.layers:
-        raise WorkbenchError("no step has recorded the experts' load: run a training step of a model with experts")
+        raise WorkbenchError(
+            "no step has recorded the experts' load: run a training step of a model with experts"
+        )
     last, ranks = len(load.tokens) - 1, len(load.tokens[0][0])
     worst = sorted(range(len(load.layers)), key=lambda layer: load.imbalance(last, layer))[-MOST:]
     drawn = sorted(worst)
@@ -42,31 +44,49 @@ def expert_load(load: ExpertLoad, beside: Sequence[ExpertLoad] = (), *, title: s
         row.suptitle(heading + load.layers[layer], fontsize=10)
         _over_steps(panels["steps"], load, layer)
         _by_rank(panels["ranks"], load, layer)
-        _course(panels["uneven"], [load.imbalance(step, layer) for step in range(last + 1)], INK, "fullest / mean")
+        _course(
+            panels["uneven"],
+            [load.imbalance(step, layer) for step in range(last + 1)],
+            INK,
+            "fullest / mean",
+        )
         panels["uneven"].axhline(1, color=GREY, linestyle=":", linewidth=1)
         panels["uneven"].set_ylim(0.9, None)
         panels["uneven"].tick_params(labelbottom=False)
         _course(panels["dropped"], [sum(step[layer]) for step in load.dropped], RED, "dropped")
         panels["dropped"].yaxis.set_major_locator(MaxNLocator(3, integer=True))
-        panels["dropped"].set(ylim=(0, max(1, *(sum(step[layer]) for step in load.dropped)) * 1.1), xlabel="step")
+        panels["dropped"].set(
+            ylim=(0, max(1, *(sum(step[layer]) for step in load.dropped)) * 1.1), xlabel="step"
+        )
         if beside:
             _same_scale(panels, [load, *beside], layer)
-    lines = [f"experts' load of {last + 1} step{'s' * (last > 0)} on {ranks} rank{'s' * (ranks > 1)}: {load.summary()}",
-             load.table(), f"sent in step {last}, by rank", *_sent(load, last)]
+    lines = [
+        f"experts' load of {last + 1} step{'s' * (last > 0)} on {ranks} rank{'s' * (ranks > 1)}: {load.summary()}",
+        load.table(),
+        f"sent in step {last}, by rank",
+        *_sent(load, last),
+    ]
     if len(drawn) < len(load.layers):
         lines.append(f"drawn: the {len(drawn)} most uneven of {len(load.layers)} layers")
     uneven = "; ".join(f"{load.layers[layer]}: {load.imbalance(0, layer):.2f} in the first step, "
                        f"{load.imbalance(last, layer):.2f} in the last" for layer in drawn)
-    alt = (f"{heading}Copies of tokens for each expert over {last + 1} step{'s' * (last > 0)}, the last step by rank, "
-           f"the imbalance and the dropped copies. The fullest expert over the mean in {uneven}.")
+    alt = (
+        f"{heading}Copies of tokens for each expert over {last + 1} step{'s' * (last > 0)}, the last step by rank, "
+        f"the imbalance and the dropped copies. The fullest expert over the mean in {uneven}."
+    )
     return finish(figure, alt, "\n".join(lines), colors=256)
 
 
 def _over_steps(axes: Axes, load: ExpertLoad, layer: int) -> None:
     """A column for each step, a row for each expert; darker means more copies."""
     counts = [load.by_expert(step, layer) for step in range(len(load.tokens))]
-    shown = axes.imshow([list(row) for row in zip(*counts, strict=True)], aspect="auto", cmap=_SHADES, vmin=0,
-                        interpolation="nearest")
+    shown = axes.imshow(
+        [list(row) for row in zip(*counts, strict=True)],
+        aspect="auto",
+        cmap=_SHADES,
+        vmin=0,
+        interpolation="nearest",
+    )
     axes.set(xlabel="step")
     _whole_steps(axes, len(counts))
     _experts(axes)
@@ -80,7 +100,9 @@ def _same_scale(panels: Mapping[str, Axes], loads: Sequence[ExpertLoad], layer: 
     panels["steps"].images[0].set_clim(0, max(most))
     panels["ranks"].set_xlim(0, 1.05 * max(max(load.by_expert(-1, layer)) for load in loads))
     panels["uneven"].set_ylim(0.9, uneven + 0.05 * (uneven - 1))
-    panels["dropped"].set_ylim(0, 1.1 * max(1, *(sum(step[layer]) for load in loads for step in load.dropped)))
+    panels["dropped"].set_ylim(
+        0, 1.1 * max(1, *(sum(step[layer]) for load in loads for step in load.dropped))
+    )
 
 
 def _by_rank(axes: Axes, load: ExpertLoad, layer: int) -> None:
@@ -122,5 +144,8 @@ def _whole_steps(axes: Axes, count: int) -> None:
 
 def _sent(load: ExpertLoad, step: int) -> list[str]:
     """A line for each layer and rank: its copies for each expert, and how many of them were dropped."""
-    return [f"{path}, rank {rank}: {' '.join(map(str, sent))}, {load.dropped[step][layer][rank]} dropped"
-            for layer, path in enumerate(load.layers) for rank, sent in enumerate(load.tokens[step][layer])]
+    return [
+        f"{path}, rank {rank}: {' '.join(map(str, sent))}, {load.dropped[step][layer][rank]} dropped"
+        for layer, path in enumerate(load.layers)
+        for rank, sent in enumerate(load.tokens[step][layer])
+    ]

@@ -20,7 +20,9 @@ LANES = {"collective": RED, "matmul": BLUE, "attention": PINK, "pointwise": GREE
          "copy": SKY}
 
 
-def by_title(what: GraphModule | ForwardBackward | PassRecord, title: str) -> dict[str, Mapping[str, GraphModule]]:
+def by_title(
+    what: GraphModule | ForwardBackward | PassRecord, title: str
+) -> dict[str, Mapping[str, GraphModule]]:
     """The graphs to draw, by title and part: of a pass's record those before and those after it, as far as they are
     graphs. `title` is for a single graph.
     """
@@ -42,7 +44,10 @@ def graph(gm: GraphModule, title: str = "") -> Picture:
     title = title or ("graph" if part == "graph" else f"{part} graph")
     calls = [n for n in gm.graph.nodes if n.op == "call_function"]
     whole = part in ("forward", "backward")
-    later = [part == "backward" if whole else n.meta.get("partitioner_tag") == "is_backward" for n in calls]
+    later = [
+        part == "backward" if whole else n.meta.get("partitioner_tag") == "is_backward"
+        for n in calls
+    ]
     figure, (axes,) = panels(9, 2.9)
     counts: dict[str, list[int]] = {}
     for lane, (kind, color) in enumerate(LANES.items()):
@@ -50,7 +55,9 @@ def graph(gm: GraphModule, title: str = "") -> Picture:
         axes.vlines(at, lane - 0.4, lane + 0.4, color=color, linewidth=1.1)
         counts[kind] = [sum(not later[i] for i in at), sum(later[i] for i in at)]
     axes.set_yticks(range(len(LANES)), list(LANES))
-    axes.set(xlim=(-1, len(calls)), ylim=(len(LANES) - 0.4, -0.6), xlabel="operators, in their order")
+    axes.set(
+        xlim=(-1, len(calls)), ylim=(len(LANES) - 0.4, -0.6), xlabel="operators, in their order"
+    )
     if any(later) and not all(later):
         start = later.index(True)
         axes.axvspan(start - 0.5, len(calls), color="#e9ecef", zorder=0)
@@ -60,8 +67,13 @@ def graph(gm: GraphModule, title: str = "") -> Picture:
     lines = [f"{title}: {len(calls)} operators"]
     if not whole:
         lines[0] += f", {len(later) - sum(later)} forward and {sum(later)} backward"
-    lines += [f"{kind}: {fw + bw if whole else f'{fw} forward, {bw} backward'}" for kind, (fw, bw) in counts.items()]
-    return finish(figure, "Operators of a graph in lanes by kind. " + "; ".join(lines) + ".", "\n".join(lines))
+    lines += [
+        f"{kind}: {fw + bw if whole else f'{fw} forward, {bw} backward'}"
+        for kind, (fw, bw) in counts.items()
+    ]
+    return finish(
+        figure, "Operators of a graph in lanes by kind. " + "; ".join(lines) + ".", "\n".join(lines)
+    )
 
 
 def saved(pair: ForwardBackward, *, gathered: bool = False, least: int = 1) -> Table:
@@ -84,13 +96,19 @@ def saved(pair: ForwardBackward, *, gathered: bool = False, least: int = 1) -> T
         alike.setdefault((own, row.shape, row.dtype, row.held_bytes, row.policy, row.source, bool(row.gathered),
                           _LAYER.sub("*", row.module)), []).append(row)
     shown = []
-    for rows in sorted(alike.values(), key=lambda rows: (-sum(r.held_bytes for r in rows), rows[0].name)):
+    for rows in sorted(
+        alike.values(), key=lambda rows: (-sum(r.held_bytes for r in rows), rows[0].name)
+    ):
         r = rows[0]
         name = r.name if len(rows) == 1 else f"{r.name} x {len(rows)}"
         facts = (name, list(r.shape), r.dtype, sum(x.held_bytes for x in rows), _modules(rows))
         kind = "a gathered parameter" if r.gathered else "an activation"
-        shown.append((*facts, *((" > ".join(r.alias),) if gathered else (kind, r.policy, r.source))))
-    last = ("chain to the storage's owner",) if gathered else ("what it is", "policy", "source line")
+        shown.append(
+            (*facts, *((" > ".join(r.alias),) if gathered else (kind, r.policy, r.source)))
+        )
+    last = (
+        ("chain to the storage's owner",) if gathered else ("what it is", "policy", "source line")
+    )
     heads = ("tensor", "shape", "dtype", "bytes held", "module", *last)
     return table("saved between forward and backward", heads, shown, *notes)
 

@@ -48,16 +48,27 @@ class Pace:
 
     def __str__(self) -> str:
         if self.before_us:
-            work = sum(end - max(begin, self.before_us) for begin, end in self.worked if end > self.before_us)
+            work = sum(
+                end - max(begin, self.before_us)
+                for begin, end in self.worked
+                if end > self.before_us
+            )
             left = self.step_us - self.before_us
-            return (f"{counted(self.launches, 'launch')}, CPU {self.cpu_us / 1e3:.2f} ms; behind the work before it "
-                    f"the {self.what} takes {left / 1e3:.2f} ms, the device waits {(left - work) / 1e3:.2f} ms of it")
-        return (f"{counted(self.launches, 'launch')}, CPU {self.cpu_us:,.0f} µs, device {self.gpu_us:,.0f} µs of work; "
-                f"step {self.step_us:,.0f} µs, device busy {self.busy:.0%}: bound by {self.bound}")
+            return (
+                f"{counted(self.launches, 'launch')}, CPU {self.cpu_us / 1e3:.2f} ms; behind the work before it "
+                f"the {self.what} takes {left / 1e3:.2f} ms, the device waits {(left - work) / 1e3:.2f} ms of it"
+            )
+        return (
+            f"{counted(self.launches, 'launch')}, CPU {self.cpu_us:,.0f} µs, device {self.gpu_us:,.0f} µs of work; "
+            f"step {self.step_us:,.0f} µs, device busy {self.busy:.0%}: bound by {self.bound}"
+        )
 
 
 def paced(
-    graphs: Mapping[str, GraphModule], device: str | DeviceSpec = "h100", *, launch_us: float | None = None,
+    graphs: Mapping[str, GraphModule],
+    device: str | DeviceSpec = "h100",
+    *,
+    launch_us: float | None = None,
     replayed: bool = False,
 ) -> Pace:
     """Simulate a step of these graphs, one after another, with the cost model and `launch_us` for each launch.
@@ -71,11 +82,18 @@ def paced(
     if launch_us is None:
         launch_us = spec.launch_us
     if launch_us is None:
-        raise WorkbenchError(f"device {spec.name!r} has no measured launch: give launch_us, or a machine that "
-                             "`workbench calibrate` measured, such as h200x1")
+        raise WorkbenchError(
+            f"device {spec.name!r} has no measured launch: give launch_us, or a machine that "
+            "`workbench calibrate` measured, such as h200x1"
+        )
     run = simulated(graphs, spec, launch_us=launch_us, replayed=replayed)
     count = sum(len(launches_of(costs_of(gm, spec), replayed)) for gm in graphs.values())
-    return Pace(f"simulated on {spec.name}, {spec.trust}, {launch_us:.3g} µs a launch", count, count * launch_us,
-                simulated(graphs, spec).total_ms * 1e3, run.total_ms * 1e3,
-                tuple((i * launch_us, (i + 1) * launch_us) for i in range(count)),
-                tuple(sorted((1e3 * span.begin, 1e3 * span.end) for span in run.spans)))
+    return Pace(
+        f"simulated on {spec.name}, {spec.trust}, {launch_us:.3g} µs a launch",
+        count,
+        count * launch_us,
+        simulated(graphs, spec).total_ms * 1e3,
+        run.total_ms * 1e3,
+        tuple((i * launch_us, (i + 1) * launch_us) for i in range(count)),
+        tuple(sorted((1e3 * span.begin, 1e3 * span.end) for span in run.spans)),
+    )

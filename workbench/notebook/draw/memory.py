@@ -44,7 +44,9 @@ def live_of(what: GraphModule | ForwardBackward | PassRecord) -> dict[str, Live]
             for title, graphs in by_title(what, "graph").items()}
 
 
-def memory(what: GraphModule | ForwardBackward | PassRecord, measured: int | None = None) -> Picture:
+def memory(
+    what: GraphModule | ForwardBackward | PassRecord, measured: int | None = None
+) -> Picture:
     """Estimated live bytes in node order. Each graph begins with its inputs: parameters, or saved tensors.
 
     `measured`: the peak in bytes that a GPU reported, drawn as a line beside the estimate.
@@ -54,7 +56,9 @@ def memory(what: GraphModule | ForwardBackward | PassRecord, measured: int | Non
     lines = []
     for (title, live), color in zip(found.items(), CURVES[-len(found):], strict=True):
         curve = [size / 2**20 for size in live.curve]
-        axes.fill_between(range(len(curve)), curve, step="mid", color=color, alpha=0.25, linewidth=0)
+        axes.fill_between(
+            range(len(curve)), curve, step="mid", color=color, alpha=0.25, linewidth=0
+        )
         axes.plot(curve, color=color, linewidth=1.2, drawstyle="steps-mid", label=title)
         part, top = live.peak
         axes.plot([curve.index(max(curve))], [top.peak_bytes / 2**20], "v", markersize=9, zorder=5,
@@ -67,7 +71,9 @@ def memory(what: GraphModule | ForwardBackward | PassRecord, measured: int | Non
         axes.text(start, 1.0, f" {said} ", transform=axes.get_xaxis_transform(), fontsize=8.5, va="bottom",
                   ha="right" if left else "left", style="italic", color=color or INK)
     if measured is not None:
-        axes.axhline(measured / 2**20, color=INK, linestyle=":", linewidth=1.2, label="measured peak")
+        axes.axhline(
+            measured / 2**20, color=INK, linestyle=":", linewidth=1.2, label="measured peak"
+        )
     axes.set(xlabel="nodes, in their order, inputs first", ylabel="MiB alive", ylim=(0, None),
              xlim=(0, max(len(live.curve) for live in found.values())))
     if len(found) > 1 or measured is not None:
@@ -84,11 +90,18 @@ def begins(found: Mapping[str, Live]) -> list[tuple[int, str, str, bool]]:
     starts = {sum(len(profile.curve) for profile in list(live.parts.values())[:i]): (part, title)
               for title, live in found.items() for i, part in enumerate(live.parts)}
     longest = max(len(live.curve) for live in found.values())
-    several = len(starts) > max(len(live.parts) for live in found.values())  # a pass moved where a part begins
-    return [(start, f"{title.split(' ')[0]}: {part} begins" if several and start else part,
-             CURVES[list(found).index(title)] if several and start else "",
-             bool(start) and any(start < other < start + 0.3 * longest for other in starts))  # beside another
-            for start, (part, title) in starts.items()]
+    several = len(starts) > max(
+        len(live.parts) for live in found.values()
+    )  # a pass moved where a part begins
+    return [
+        (
+            start,
+            f"{title.split(' ')[0]}: {part} begins" if several and start else part,
+            CURVES[list(found).index(title)] if several and start else "",
+            bool(start) and any(start < other < start + 0.3 * longest for other in starts),
+        )  # beside another
+        for start, (part, title) in starts.items()
+    ]
 
 
 def _holders(axes: Axes, top: MemoryProfile, peak: str) -> None:

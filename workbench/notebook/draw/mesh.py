@@ -41,7 +41,11 @@ def slices(tensor: DTensor, placements: Sequence[Placement] | None = None) -> di
 
 
 def _dim(placement: Placement) -> int | None:
-    return None if placement.is_replicate() or placement.is_partial() else int(getattr(placement, "dim", 0))
+    return (
+        None
+        if placement.is_replicate() or placement.is_partial()
+        else int(getattr(placement, "dim", 0))
+    )
 
 
 def _factor(placement: Placement) -> int:
@@ -66,17 +70,23 @@ def placements(tensor: DTensor, name: str = "parameter") -> Picture:
     ValueError for a tensor that is not distributed.
     """
     if not isinstance(tensor, DTensor):
-        raise ValueError(f"{name} is a {type(tensor).__name__}, whole on every rank: there is nothing to place")
+        raise ValueError(
+            f"{name} is a {type(tensor).__name__}, whole on every rank: there is nothing to place"
+        )
     figure = new_figure(8.2, 3)
     whole, ranks = figure.subplots(1, 2, width_ratios=(1.6, 1))
     held = draw_parts(whole, tensor, tensor.placements)
     whole.set_title(f"{name}  {list(tensor.shape)}", fontsize=10)
     _mesh(ranks, tensor)
     lines = [f"{name} {list(tensor.shape)}: {words(tensor)}", *holdings(held)]
-    return finish(figure, "Which rank holds which part. " + "; ".join(lines) + ".", "\n".join(lines))
+    return finish(
+        figure, "Which rank holds which part. " + "; ".join(lines) + ".", "\n".join(lines)
+    )
 
 
-def draw_parts(axes: Axes, tensor: DTensor, placements: Sequence[Placement]) -> dict[Slice, list[int]]:
+def draw_parts(
+    axes: Axes, tensor: DTensor, placements: Sequence[Placement]
+) -> dict[Slice, list[int]]:
     """Draw the first 2 dims of the whole tensor, divided into the ranks' parts; returns the ranks of each part.
 
     A part that several ranks hold is a stack of sheets: equal ones ("ranks 0 = 1"), or summands ("ranks 0 + 1").
@@ -94,7 +104,9 @@ def draw_parts(axes: Axes, tensor: DTensor, placements: Sequence[Placement]) -> 
                 right, down = (len(who) - 1 - i) * apart, i * apart
                 axes.add_patch(Rectangle((left + right * columns, top + down * rows), size * columns, size * rows,
                                          linewidth=0.8, edgecolor=PAPER, facecolor=RANK_COLORS[rank % 8]))
-            axes.add_patch(Rectangle((left, top), columns, rows, fill=False, edgecolor=PAPER, linewidth=2))
+            axes.add_patch(
+                Rectangle((left, top), columns, rows, fill=False, edgecolor=PAPER, linewidth=2)
+            )
             axes.text(left + columns / 2, top + rows / 2, _ranks(who, sign), ha="center", va="center", color=INK,
                       fontsize=9, bbox={"facecolor": PAPER, "alpha": 0.85, "edgecolor": "none", "pad": 1.5})
     shape = tuple(tensor.shape)
@@ -108,8 +120,11 @@ def draw_parts(axes: Axes, tensor: DTensor, placements: Sequence[Placement]) -> 
 
 def holdings(held: dict[Slice, list[int]]) -> list[str]:
     """A line for each part: the ranks that hold it, and its bounds on each dim."""
-    return [f"{_ranks(who)}: " + (", ".join(f"dim {d} {_span(*b)}" for d, b in enumerate(bounds)) or "the number")
-            for bounds, who in held.items()]
+    return [
+        f"{_ranks(who)}: "
+        + (", ".join(f"dim {d} {_span(*b)}" for d, b in enumerate(bounds)) or "the number")
+        for bounds, who in held.items()
+    ]
 
 
 def _mesh(axes: Axes, tensor: DTensor) -> None:
@@ -121,7 +136,9 @@ def _mesh(axes: Axes, tensor: DTensor) -> None:
         axes.add_patch(Rectangle((column, row), 0.94, 0.94, facecolor=RANK_COLORS[rank % 8]))
         axes.text(column + 0.47, row + 0.47, str(rank), ha="center", va="center", fontsize=11, color=INK,
                   bbox={"facecolor": PAPER, "alpha": 0.85, "edgecolor": "none", "pad": 1.5})
-    axes.set(xlim=(0, columns), ylim=(mesh.size() / columns, 0), aspect="equal", xticks=[], yticks=[])
+    axes.set(
+        xlim=(0, columns), ylim=(mesh.size() / columns, 0), aspect="equal", xticks=[], yticks=[]
+    )
     axes.set_xticks([i + 0.47 for i in range(columns)], map(str, range(columns)))
     if mesh.ndim == 2:
         axes.set_yticks([i + 0.47 for i in range(mesh.shape[0])], map(str, range(mesh.shape[0])))

@@ -57,7 +57,9 @@ def new_figure(width: float, height: float) -> Figure:
     return figure
 
 
-def panels(width: float, height: float, rows: int = 1, columns: int = 1, **layout: Any) -> tuple[Figure, list[Axes]]:
+def panels(
+    width: float, height: float, rows: int = 1, columns: int = 1, **layout: Any
+) -> tuple[Figure, list[Axes]]:
     """A figure and its panels, row by row, without frames at the top and right; `layout` is what `subplots` takes."""
     figure = new_figure(width, height)
     made = list(figure.subplots(rows, columns, squeeze=False, **layout).flat)
@@ -103,7 +105,11 @@ class Table:
     def __repr__(self) -> str:
         kept = [i for i, column in enumerate(self.columns) if column not in self.hidden]
         cells = [[shown(row[i]) for i in kept] for row in (self.columns, *self.rows)]
-        right = [n for n, i in enumerate(kept) if all(isinstance(row[i], int | float) for row in self.rows)]
+        right = [
+            n
+            for n, i in enumerate(kept)
+            if all(isinstance(row[i], int | float) for row in self.rows)
+        ]
         return "\n".join([self.title, *aligned(cells, right), *self.notes])
 
     def _repr_html_(self) -> str:
@@ -113,15 +119,19 @@ class Table:
             style += f";background:{fill};color:{INK}" if fill else ""
             style += ";font-family:monospace" if self.columns[column] in self.code else ""
             text = shown(value)
-            indent = "&nbsp;" * (len(text) - len(text.lstrip(" ")))  # a browser drops spaces at the start
+            indent = "&nbsp;" * (
+                len(text) - len(text.lstrip(" "))
+            )  # a browser drops spaces at the start
             return f"<td style='{style}'>{indent}{html.escape(text.lstrip(' '))}</td>"
 
         head = "".join(f"<th style='text-align:left'>{html.escape(c)}</th>" for c in self.columns)
         body = "".join("<tr>" + "".join(cell(i, j, v) for j, v in enumerate(row)) + "</tr>"
                        for i, row in enumerate(self.rows))
         notes = "".join(f"<div>{html.escape(note)}</div>" for note in self.notes)
-        return (f"<b>{html.escape(self.title)}</b><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-                + notes)
+        return (
+            f"<b>{html.escape(self.title)}</b><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+            + notes
+        )
 
 
 def shown(value: Any) -> str:

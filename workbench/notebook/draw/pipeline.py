@@ -32,7 +32,10 @@ def pipeline(what: Recipe | Built | Report) -> Picture:
     gravest verdict, in words and colour.
     """
     recipe, world, badges = _read(what)
-    columns = {2: [spec.name for spec in recipe.joint_passes], 3: [spec.name for spec in recipe.passes]}
+    columns = {
+        2: [spec.name for spec in recipe.joint_passes],
+        3: [spec.name for spec in recipe.passes],
+    }
     rows = max(1, *map(len, columns.values()))
     height = 1.3 + _STEP * rows
     figure = new_figure(11.6, height)
@@ -43,23 +46,33 @@ def pipeline(what: Recipe | Built | Report) -> Picture:
         _box(axes, x, -0.6, _WIDE, _HIGH, noun, *(_CHANGED if i in columns else (FAINT, GREY)))
     for name, left, right in zip(ARROWS, _PLACES, _PLACES[1:], strict=False):
         start, end = left + _WIDE / 2 + 0.04, right - _WIDE / 2 - 0.04
-        axes.annotate("", (end, -0.6), (start, -0.6), arrowprops={"arrowstyle": "-|>", "color": INK})
+        axes.annotate(
+            "", (end, -0.6), (start, -0.6), arrowprops={"arrowstyle": "-|>", "color": INK}
+        )
         axes.text((start + end) / 2, -0.16, name, ha="center", va="center", fontsize=9, color=INK, style="italic")
     axes.text(_PLACES[0], -1.1, recipe.name, ha="center", va="center", fontsize=9, color=INK)
-    axes.text(_PLACES[1], -1.04, world.replace(" (", "\n("), ha="center", va="top", fontsize=9, color=INK)
+    axes.text(
+        _PLACES[1], -1.04, world.replace(" (", "\n("), ha="center", va="top", fontsize=9, color=INK
+    )
     for i, names in columns.items():
         title = ("joint passes" if i == 2 else "passes") + ("" if names else ": none")
         axes.text(_PLACES[i], -1.1, title, ha="center", va="center", fontsize=9, color=INK)
         for row, name in enumerate(names):
             _chip(axes, _PLACES[i], -1.42 - _STEP * row, name, badges[name])
     inside, edge = _CHANGED
-    axes.legend(handles=[Patch(facecolor=inside, edgecolor=edge, label="passes change it")], loc="lower right",
-                fontsize=9, frameon=False)
+    axes.legend(
+        handles=[Patch(facecolor=inside, edgecolor=edge, label="passes change it")],
+        loc="lower right",
+        fontsize=9,
+        frameon=False,
+    )
     lines = [f"{recipe.name} on {world}", " > ".join(
         [NOUNS[0], *(f"{a} > {n}" for a, n in zip(ARROWS, (n.replace("-\n", "").replace("\n", " ") for n in NOUNS[1:]),
                                                    strict=True))])]
     for i, where in ((2, "joint passes"), (3, "passes")):
-        lines.append(f"{where}: " + (", ".join(f"{name} {badges[name][0]}" for name in columns[i]) or "none"))
+        lines.append(
+            f"{where}: " + (", ".join(f"{name} {badges[name][0]}" for name in columns[i]) or "none")
+        )
     alt = "The pipeline from recipe to report. " + ". ".join([lines[0], *lines[2:]]) + "."
     return finish(figure, alt, "\n".join(lines))
 
@@ -80,7 +93,9 @@ def _read(what: Recipe | Built | Report) -> tuple[Recipe, str, dict[str, tuple[s
         found = {record.name: record.outcome for record in what.records}
         world, given = what.authored.world, what.authored.recipe
         if given is None:
-            raise ValueError("this module was authored without a recipe: there is no pipeline to draw")
+            raise ValueError(
+                "this module was authored without a recipe: there is no pipeline to draw"
+            )
         ranks, recipe = f"{world.size} {world.kind} ranks", given
     return recipe, _axes(recipe, ranks), {n: (str(o), FILLS[o]) for n, o in found.items()}
 
@@ -89,7 +104,9 @@ def _axes(recipe: Recipe, ranks: str) -> str:
     return f"{ranks} ({mesh_text(recipe.mesh.axes)})" if recipe.mesh.axes else ranks
 
 
-def _box(axes: Axes, x: float, y: float, wide: float, high: float, text: str, fill: str, edge: str) -> None:
+def _box(
+    axes: Axes, x: float, y: float, wide: float, high: float, text: str, fill: str, edge: str
+) -> None:
     axes.add_patch(FancyBboxPatch((x - wide / 2, y - high / 2), wide, high, boxstyle="round,pad=0,rounding_size=0.08",
                                   facecolor=fill, edgecolor=edge, linewidth=1.2))
     axes.text(x, y, text, ha="center", va="center", fontsize=9, color=INK, weight="bold")
@@ -100,7 +117,9 @@ def _chip(axes: Axes, x: float, y: float, name: str, badge: tuple[str, str]) -> 
     left, high = x - _CHIP / 2, _STEP - 0.08
     axes.add_patch(FancyBboxPatch((left, y - high / 2), _CHIP, high, boxstyle="round,pad=0,rounding_size=0.05",
                                   facecolor=fill, edgecolor=GREY, linewidth=0.8))
-    axes.text(x, y + 0.075, name, ha="center", va="center", fontsize=9, color=INK, family="monospace")
+    axes.text(
+        x, y + 0.075, name, ha="center", va="center", fontsize=9, color=INK, family="monospace"
+    )
     axes.text(x, y - 0.085, word, ha="center", va="center", fontsize=8, color=INK,
               weight="bold" if fill != FAINT else "normal")
 

@@ -56,12 +56,21 @@ class RankValues(Sequence[Any]):
             return
         leaves = [dict(_leaves(value, "")) for value in self._values]
         paths = list(leaves[0]) if all(own.keys() == leaves[0].keys() for own in leaves) else [""]
-        apart = [path for path in paths if path and len(_groups(self.ranks, [own[path] for own in leaves])) > 1]
+        apart = [
+            path
+            for path in paths
+            if path and len(_groups(self.ranks, [own[path] for own in leaves])) > 1
+        ]
         if apart:  # none if only the order of the entries or their containers differ
             for path in apart[:MAX_LEAVES]:
-                yield _SideBySide(f"{path} differs", _groups(self.ranks, [own[path] for own in leaves]))
+                yield _SideBySide(
+                    f"{path} differs", _groups(self.ranks, [own[path] for own in leaves])
+                )
             hidden, equal = len(apart[MAX_LEAVES:]), len(leaves[0]) - len(apart)
-            yield _Once(f"{equal} of {len(leaves[0])} entries agree" + (f", {hidden} more differ" if hidden else ""))
+            yield _Once(
+                f"{equal} of {len(leaves[0])} entries agree"
+                + (f", {hidden} more differ" if hidden else "")
+            )
         else:
             yield _SideBySide("the ranks differ", _groups(self.ranks, self._values))
 
@@ -78,7 +87,9 @@ class _Once:
         return f"{self.title}:{chr(10) if chr(10) in self.text else ' '}{self.text}"
 
     def _repr_html_(self) -> str:
-        return f"<div><b>{html.escape(self.title)}</b></div>" + (_pre(self.text) if self.text else "")
+        return f"<div><b>{html.escape(self.title)}</b></div>" + (
+            _pre(self.text) if self.text else ""
+        )
 
 
 class _SideBySide:
@@ -87,17 +98,26 @@ class _SideBySide:
     def __init__(self, title: str, groups: Sequence[tuple[list[int], Any]]) -> None:
         shown = groups[:MAX_GROUPS]
         self.title, self.names = title, [ranks_text(own) for own, _ in shown]
-        self.values = [_text(value.local if isinstance(value, Shard) else value) for _, value in shown]
+        self.values = [
+            _text(value.local if isinstance(value, Shard) else value) for _, value in shown
+        ]
         self.facts: list[tuple[str, ...]] = []
         if all(_tensor(value) is not None for _, value in shown):
-            facts = [_facts(value, shown[0][1] if index else None) for index, (_, value) in enumerate(shown)]
+            facts = [
+                _facts(value, shown[0][1] if index else None)
+                for index, (_, value) in enumerate(shown)
+            ]
             self.facts = [(name, *(own[name] for own in facts)) for name in facts[0]]
         self.notes = list(_suspicious(groups))
         if groups[MAX_GROUPS:]:
             self.notes.append(f"and {len(groups) - MAX_GROUPS} more values, all different")
 
     def __str__(self) -> str:
-        head = repr(Table(self.title, ("", *self.names), tuple(self.facts))) if self.facts else self.title
+        head = (
+            repr(Table(self.title, ("", *self.names), tuple(self.facts)))
+            if self.facts
+            else self.title
+        )
         values = [f"{name}:{chr(10) if chr(10) in text else ' '}{text}"
                   for name, text in zip(self.names, self.values, strict=True)]
         return "\n".join([head, *values, *self.notes])
@@ -105,13 +125,19 @@ class _SideBySide:
     def _repr_html_(self) -> str:
         def row(tag: str, cells: Sequence[str]) -> str:
             style = "text-align:left;vertical-align:top"
-            return "<tr>" + "".join(f"<{tag} style='{style}'>{cell}</{tag}>" for cell in cells) + "</tr>"
+            return (
+                "<tr>"
+                + "".join(f"<{tag} style='{style}'>{cell}</{tag}>" for cell in cells)
+                + "</tr>"
+            )
 
         rows = [row("td", [html.escape(cell) for cell in fact]) for fact in self.facts]
         rows.append(row("td", ["value" if self.facts else "", *map(_pre, self.values)]))
         notes = "".join(f"<div>{html.escape(note)}</div>" for note in self.notes)
-        return (f"<b>{html.escape(self.title)}</b><div style='overflow-x:auto'><table><thead>"
-                f"{row('th', ['', *self.names])}</thead><tbody>{''.join(rows)}</tbody></table></div>{notes}")
+        return (
+            f"<b>{html.escape(self.title)}</b><div style='overflow-x:auto'><table><thead>"
+            f"{row('th', ['', *self.names])}</thead><tbody>{''.join(rows)}</tbody></table></div>{notes}"
+        )
 
 
 def _text(value: Any) -> str:
@@ -128,7 +154,10 @@ def _facts(value: Any, first: Any) -> dict[str, str]:
     facts = {"shape": str(list(tensor.shape)), "dtype": str(tensor.dtype).removeprefix("torch.")}
     if isinstance(value, Shard):
         axes = zip(value.axes, value.placements, strict=True)
-        facts |= {"of": str(list(value.shape)), "placement": ", ".join(f"{axis}: {placed}" for axis, placed in axes)}
+        facts |= {
+            "of": str(list(value.shape)),
+            "placement": ", ".join(f"{axis}: {placed}" for axis, placed in axes),
+        }
     return facts | {"differs": "" if first is None else _where(_tensor(first), tensor)}
 
 
@@ -165,10 +194,15 @@ def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, (list, tuple)) and value:
         items = [(f"{path}[{index}]", item) for index, item in enumerate(value)]
     elif isinstance(value, torch.nn.Module):
-        items = [(f"{path}.{name}", own) for name, own in [*value.named_parameters(), *value.named_buffers()]]
+        items = [
+            (f"{path}.{name}", own)
+            for name, own in [*value.named_parameters(), *value.named_buffers()]
+        ]
         items.append((path or "its text", repr(value)))
     elif dataclasses.is_dataclass(value) and not isinstance(value, (type, Shard, Shown)):
-        items = [(f"{path}.{own.name}", getattr(value, own.name)) for own in dataclasses.fields(value)]
+        items = [
+            (f"{path}.{own.name}", getattr(value, own.name)) for own in dataclasses.fields(value)
+        ]
     else:
         yield path, value
         return

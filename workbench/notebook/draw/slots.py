@@ -29,7 +29,9 @@ def slots(
     wide = max(own.numel() for _, held in each for own in held.values())
     color_of = rank_color if owner == "rank" else _of_sequence
     low = (0.85 if owner == "sequence" else 0.55) + 0.2 * len(heads)  # 0.85: a legend
-    figure = new_figure(min(1.2 + 0.36 * wide, 13), low + sum(0.45 + 0.33 * len(held) for _, held in each))
+    figure = new_figure(
+        min(1.2 + 0.36 * wide, 13), low + sum(0.45 + 0.33 * len(held) for _, held in each)
+    )
     panels = figure.subplots(len(each), 1, squeeze=False)[:, 0]
     lines = []
     for panel, (axes, (title, held)) in enumerate(zip(panels, each, strict=True)):
@@ -44,24 +46,44 @@ def slots(
         axes.set_yticks([row + 0.45 for row in range(len(held))], labels, fontsize=9)
         if owner == "rank":
             for label, rank in zip(axes.get_yticklabels(), held, strict=True):
-                label.set_bbox({"facecolor": rank_color(rank), "edgecolor": "none", "alpha": 0.6, "pad": 1.5})
+                label.set_bbox(
+                    {"facecolor": rank_color(rank), "edgecolor": "none", "alpha": 0.6, "pad": 1.5}
+                )
         if heads:
             names = heads[panel]
-            axes.set_xticks([wide * (i + 0.5) / len(names) for i in range(len(names))], names, fontsize=8)
+            axes.set_xticks(
+                [wide * (i + 0.5) / len(names) for i in range(len(names))], names, fontsize=8
+            )
             axes.xaxis.tick_top()
         axes.tick_params(length=0)
         axes.set_title(title, fontsize=10, loc="left")
         axes.spines[:].set_visible(False)
     if owner == "sequence":
         last = max(int(own.max()) for _, held in each for own in held.values()) // per_rank
-        handles = [Patch(facecolor=color_of(number), label=f"sequence {number}") for number in range(last + 1)]
-        figure.legend(handles=handles, loc="outside lower left", ncols=last + 1, frameon=False, fontsize=8)
-    alt = "Slots of each rank, with the numbers of the tokens in them; a token has the colour of its " + owner + ". "
-    return finish(figure, alt + "; ".join(title for title, _ in each) + ".", "\n".join(lines), colors=256)
+        handles = [
+            Patch(facecolor=color_of(number), label=f"sequence {number}")
+            for number in range(last + 1)
+        ]
+        figure.legend(
+            handles=handles, loc="outside lower left", ncols=last + 1, frameon=False, fontsize=8
+        )
+    alt = (
+        "Slots of each rank, with the numbers of the tokens in them; a token has the colour of its "
+        + owner
+        + ". "
+    )
+    return finish(
+        figure, alt + "; ".join(title for title, _ in each) + ".", "\n".join(lines), colors=256
+    )
 
 
 def _row(
-    axes: Axes, row: int, held: list[int], capacity: int, per_rank: int, color_of: Callable[[int], str]
+    axes: Axes,
+    row: int,
+    held: list[int],
+    capacity: int,
+    per_rank: int,
+    color_of: Callable[[int], str],
 ) -> None:
     """One rank's slots, with a frame around those of one expert from one rank."""
     for at, number in enumerate(held):
@@ -71,7 +93,11 @@ def _row(
             axes.text(at + 0.5, row + 0.45, str(number), ha="center", va="center", fontsize=8, color=INK,
                       bbox={"facecolor": PAPER, "alpha": 0.85, "edgecolor": "none", "pad": 1})
     for start in range(0, len(held), capacity):
-        axes.add_patch(Rectangle((start + 0.04, row), capacity - 0.08, 0.9, fill=False, edgecolor=INK, linewidth=0.9))
+        axes.add_patch(
+            Rectangle(
+                (start + 0.04, row), capacity - 0.08, 0.9, fill=False, edgecolor=INK, linewidth=0.9
+            )
+        )
 
 
 def rank_color(rank: int) -> str:

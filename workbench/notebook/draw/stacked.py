@@ -13,7 +13,12 @@ from workbench.errors import WorkbenchError
 from workbench.notebook.draw.colors import BLUE, GREEN, GREY, INK, PAPER, PINK, RED, SKY, YELLOW
 from workbench.notebook.draw.picture import Picture, finish, panels
 
-EXPOSED: dict[str, Any] = {"facecolor": "#fbe3d4", "edgecolor": RED, "hatch": "////", "linewidth": 0}
+EXPOSED: dict[str, Any] = {
+    "facecolor": "#fbe3d4",
+    "edgecolor": RED,
+    "hatch": "////",
+    "linewidth": 0,
+}
 IDLE: dict[str, Any] = {"facecolor": PAPER, "edgecolor": GREY, "hatch": "....", "linewidth": 0}
 PALETTE = ("#004c7f", SKY, GREEN, YELLOW, PINK)
 """By kind. Its first blue is darker than that of all compute."""
@@ -30,7 +35,9 @@ def stacked(rows: Mapping[str, Mapping[str, float]], unit: str = "ms", *,
     figure, (axes,) = panels(9.6, 0.95 + 0.4 * len(rows))
     names = next(iter(rows.values()))
     plain = [name for name in names if name not in ("idle", "exposed")]
-    looks: dict[str, dict[str, Any]] = {name: {"color": PALETTE[i % len(PALETTE)]} for i, name in enumerate(plain)}
+    looks: dict[str, dict[str, Any]] = {
+        name: {"color": PALETTE[i % len(PALETTE)]} for i, name in enumerate(plain)
+    }
     looks |= {"idle": IDLE, "exposed": EXPOSED, "compute": {"color": BLUE}}
     for y, parts in enumerate(rows.values()):
         left = 0.0
@@ -44,7 +51,9 @@ def stacked(rows: Mapping[str, Mapping[str, float]], unit: str = "ms", *,
     if line:
         axes.axvline(line[1], color=INK, linestyle="--", linewidth=1)
         handles.append(Line2D([], [], color=INK, linestyle="--", linewidth=1, label=line[0]))
-    figure.legend(handles=handles, loc="outside upper right", ncols=len(handles), fontsize=8, frameon=False)
+    figure.legend(
+        handles=handles, loc="outside upper right", ncols=len(handles), fontsize=8, frameon=False
+    )
     lines = [f"{row}: " + ", ".join(f"{name} {value:.1f}" for name, value in parts.items())
              for row, parts in rows.items()]
     return finish(figure, f"Bars of {unit} by kind. " + "; ".join(lines) + ".", "\n".join(lines))

@@ -14,7 +14,11 @@ from workbench.notebook.draw.colors import BLUE, FAINT, GREEN, INK, ORANGE, PINK
 from workbench.notebook.draw.picture import Picture, Table, finish, panels
 
 MARKS = {"removed": RED, "added": GREEN, "moved": BLUE, "changed": ORANGE, "tagged": PINK}
-FILLS = {"-": "#ece4f4", "+": "#d5c6e8", ">": "#c9dff0"}  # no verdict's colours: a change is neither right nor wrong
+FILLS = {
+    "-": "#ece4f4",
+    "+": "#d5c6e8",
+    ">": "#c9dff0",
+}  # no verdict's colours: a change is neither right nor wrong
 
 
 def step(record: PassRecord) -> Picture:
@@ -24,15 +28,21 @@ def step(record: PassRecord) -> Picture:
     """
     diffs = dict(zip(record.parts, record.diffs(), strict=False))
     tags = dict(zip(record.parts, record.tagged(), strict=False))
-    rows = [(f"{part}, {when}", len(gm.graph.nodes), _places(found, when, gm, tags[part]))
-            for (part, found), before, after in zip(diffs.items(), record.before, record.after, strict=False)
-            for when, gm in (("before", before), ("after", after))]
+    rows = [
+        (f"{part}, {when}", len(gm.graph.nodes), _places(found, when, gm, tags[part]))
+        for (part, found), before, after in zip(
+            diffs.items(), record.before, record.after, strict=False
+        )
+        for when, gm in (("before", before), ("after", after))
+    ]
     figure, (axes,) = panels(9.6, 0.9 + 0.42 * max(1, len(rows)))
     longest = max((length for _, length, _ in rows), default=1)
     for y, (_, length, places) in enumerate(rows):
         axes.barh(y, length, 0.62, color=FAINT, edgecolor="#cccccc", linewidth=0.6)
         for mark, at in places.items():
-            axes.vlines(at, y - 0.31, y + 0.31, color=MARKS[mark], linewidth=max(0.7, 500 / longest))
+            axes.vlines(
+                at, y - 0.31, y + 0.31, color=MARKS[mark], linewidth=max(0.7, 500 / longest)
+            )
     axes.set_yticks(range(len(rows)), [said for said, _, _ in rows], fontsize=9)
     axes.set(xlim=(0, longest), ylim=(len(rows) - 0.5, -0.5), xlabel="nodes, in their order")
     axes.spines["left"].set_visible(False)
@@ -47,12 +57,18 @@ def step(record: PassRecord) -> Picture:
         gained = ", ".join(f"{count:+d} {op}" for op, count in list(found.by_op().items())[:8])
         lines.append(f"{part}: {found.summary}" + (f" ({gained})" if gained else ""))
         if tags[part]:
-            counted = ", ".join(f"{n} {tag}" for tag, n in sorted(Counter(tags[part].values()).items()))
+            counted = ", ".join(
+                f"{n} {tag}" for tag, n in sorted(Counter(tags[part].values()).items())
+            )
             lines.append(f"{part}: {len(tags[part])} tagged for the partitioner ({counted})")
-    return finish(figure, "Where a pass changed the graphs. " + "; ".join(lines) + ".", "\n".join(lines))
+    return finish(
+        figure, "Where a pass changed the graphs. " + "; ".join(lines) + ".", "\n".join(lines)
+    )
 
 
-def _places(found: GraphDiff, when: str, gm: GraphModule, tags: dict[str, str]) -> dict[str, list[int]]:
+def _places(
+    found: GraphDiff, when: str, gm: GraphModule, tags: dict[str, str]
+) -> dict[str, list[int]]:
     """Positions in `gm` of the changed nodes: of removed ones in the graph before, of the others in the graph after."""
     if when == "after":
         words = dict.fromkeys(tags, "tagged") | found.marks
@@ -68,8 +84,12 @@ def _places(found: GraphDiff, when: str, gm: GraphModule, tags: dict[str, str]) 
 
 def with_axes(record: PassRecord) -> Callable[[str], str]:
     """A function that replaces the names of process groups, which differ from run to run, by mesh axes."""
-    groups = {f"'{name}'": axis for gm in (*record.before, *record.after) if isinstance(gm, GraphModule)
-              for name, axis in axis_names(gm).items()}
+    groups = {
+        f"'{name}'": axis
+        for gm in (*record.before, *record.after)
+        if isinstance(gm, GraphModule)
+        for name, axis in axis_names(gm).items()
+    }
 
     def said(text: str) -> str:
         for name, axis in groups.items() if "_c10d" in text else ():

@@ -36,18 +36,29 @@ What = (GraphModule | ForwardBackward | PassRecord | StepTimeline | Sequence[Ste
         | Mapping[str, GraphModule] | Mapping[str, StepTimeline])
 
 
-def simulated_as_run(graphs: GraphModule | Mapping[str, GraphModule], device: str | DeviceSpec, *, compiled: bool,
-                     replayed: bool | None) -> StepTimeline:
+def simulated_as_run(
+    graphs: GraphModule | Mapping[str, GraphModule],
+    device: str | DeviceSpec,
+    *,
+    compiled: bool,
+    replayed: bool | None,
+) -> StepTimeline:
     """`simulated`, charged as the graphs run: fused kernels where they are `compiled`, and the CPU's launches.
 
     The launches are as measured of the device; none are charged on a device without, or where `replayed` is None: not
     known.
     """
-    launch, view = (0.0, 0.0) if replayed is None else device_spec(device).launching_us(compiled=compiled)
-    return simulated(graphs, device, fused=compiled, launch_us=launch, view_us=view, replayed=bool(replayed))
+    launch, view = (
+        (0.0, 0.0) if replayed is None else device_spec(device).launching_us(compiled=compiled)
+    )
+    return simulated(
+        graphs, device, fused=compiled, launch_us=launch, view_us=view, replayed=bool(replayed)
+    )
 
 
-def runs_of(what: What, device: str | DeviceSpec = "h100", known: Known | None = None) -> dict[str, StepTimeline]:
+def runs_of(
+    what: What, device: str | DeviceSpec = "h100", known: Known | None = None
+) -> dict[str, StepTimeline]:
     """The runs to draw, by title: of a pass's record, before and after it; given runs stay as they are.
 
     known: of the run that the graphs are of, which tells how they are launched; a record has it.
@@ -57,12 +68,20 @@ def runs_of(what: What, device: str | DeviceSpec = "h100", known: Known | None =
     if isinstance(what, GraphModule | ForwardBackward | PassRecord):
         known = what.known if isinstance(what, PassRecord) else known or Known()
         replayed = known.has_pass_of(Stage.REPLAY) if known.built else None
-        return {title: simulated_as_run(graphs, device, compiled=known.has_pass_of(Stage.LOWERING), replayed=replayed)
-                for title, graphs in by_title(what, "step").items()}
+        return {
+            title: simulated_as_run(
+                graphs, device, compiled=known.has_pass_of(Stage.LOWERING), replayed=replayed
+            )
+            for title, graphs in by_title(what, "step").items()
+        }
     if isinstance(what, Mapping):
         if runs := {title: run for title, run in what.items() if isinstance(run, StepTimeline)}:
             return runs
-        return {"step": simulated({part: gm for part, gm in what.items() if isinstance(gm, GraphModule)}, device)}
+        return {
+            "step": simulated(
+                {part: gm for part, gm in what.items() if isinstance(gm, GraphModule)}, device
+            )
+        }
     return {f"{i}: {run.source}": run for i, run in enumerate(what, 1)}
 
 
@@ -82,10 +101,15 @@ def timeline(what: What, device: str | DeviceSpec = "h100") -> Picture:
     lines = []
     for axes, (title, run), own in zip(shown, runs.items(), lanes, strict=True):
         _panel(axes, run, own, colors)
-        axes.set_title(f"{title}: {run.total_ms:,.2f} ms, {run.exposed_ms:,.2f} ms of communication exposed",
-                       fontsize=9.5, loc="left")
+        axes.set_title(
+            f"{title}: {run.total_ms:,.2f} ms, {run.exposed_ms:,.2f} ms of communication exposed",
+            fontsize=9.5,
+            loc="left",
+        )
         lines += _lines(title, run)
-    shown[-1].set_xlim(left=0)  # after all: it ends the scaling, also of the panels that share the axis
+    shown[-1].set_xlim(
+        left=0
+    )  # after all: it ends the scaling, also of the panels that share the axis
     legend = [*(Patch(color=color, label=lane) for lane, color in colors.items()),
               Patch(**_WAITS, label="compute waits: exposed"),
               Patch(facecolor=PAPER, edgecolor=_EDGE, label="exposed collective")]
@@ -111,8 +135,14 @@ def _panel(axes: Axes, run: StepTimeline, lanes: Sequence[str], colors: Mapping[
     axes.broken_barh(waits, (-0.4, 0.8), **_WAITS)
     for i, lane in enumerate(lanes[1:], 1):
         for edge, shown in (("none", False), (_EDGE, True)):
-            spans = [(s.begin, s.ms) for s in run.spans if s.lane == lane and (s.limit not in FREE) == shown]
-            axes.broken_barh(spans, (i - 0.4, 0.8), facecolor=colors[lane], edgecolor=edge, linewidth=1.5)
+            spans = [
+                (s.begin, s.ms)
+                for s in run.spans
+                if s.lane == lane and (s.limit not in FREE) == shown
+            ]
+            axes.broken_barh(
+                spans, (i - 0.4, 0.8), facecolor=colors[lane], edgecolor=edge, linewidth=1.5
+            )
     axes.set_yticks(range(len(lanes)), list(lanes), fontsize=9)
     axes.set(ylim=(len(lanes) - 0.2, -0.55))
     late = next((s.begin for s in run.spans if s.part == "backward"), None)
@@ -133,9 +163,14 @@ def _lines(title: str, run: StepTimeline) -> list[str]:
     by_lane: dict[str, Counter[str]] = {}
     for span in run.collectives:
         by_lane.setdefault(span.lane, Counter())[span.limit or "not matched"] += 1
-    return lines + [f"  {lane}: " + ", ".join(f"{n} {limit}" if limit in FREE else f"{n} exposed ({limit})"
-                                              for limit, n in sorted(found.items()))
-                    for lane, found in by_lane.items()]
+    return lines + [
+        f"  {lane}: "
+        + ", ".join(
+            f"{n} {limit}" if limit in FREE else f"{n} exposed ({limit})"
+            for limit, n in sorted(found.items())
+        )
+        for lane, found in by_lane.items()
+    ]
 
 
 def pace(paces: Mapping[str, Pace], *, one_scale: bool = True) -> Picture:
@@ -144,17 +179,32 @@ def pace(paces: Mapping[str, Pace], *, one_scale: bool = True) -> Picture:
     Raises WorkbenchError without any step.
     """
     if not paces:
-        raise WorkbenchError("draw.pace: give one step or more, by title: {\"node by node\": paced(...)}")
-    figure, shown = panels(9.6, 0.95 + (1.15 if one_scale else 1.35) * len(paces), len(paces), sharex=one_scale)
+        raise WorkbenchError(
+            'draw.pace: give one step or more, by title: {"node by node": paced(...)}'
+        )
+    figure, shown = panels(
+        9.6, 0.95 + (1.15 if one_scale else 1.35) * len(paces), len(paces), sharex=one_scale
+    )
     end = 1.03 * max(found.step_us for found in paces.values())
     lines = []
     for axes, (title, found) in zip(shown, paces.items(), strict=True):
         apart = 2 < found.launches <= COUNTABLE
-        started = [(begin, stop - begin) for begin, stop in found.started] if apart else bars(found.started)
-        axes.broken_barh(started, (-0.38, 0.76), facecolor=ORANGE, edgecolor=PAPER, linewidth=0.6 if apart else 0)
-        axes.broken_barh([(0, found.step_us)], (0.62, 0.76), facecolor=PAPER, edgecolor=GREY, linewidth=0.6)
+        started = (
+            [(begin, stop - begin) for begin, stop in found.started]
+            if apart
+            else bars(found.started)
+        )
+        axes.broken_barh(
+            started, (-0.38, 0.76), facecolor=ORANGE, edgecolor=PAPER, linewidth=0.6 if apart else 0
+        )
+        axes.broken_barh(
+            [(0, found.step_us)], (0.62, 0.76), facecolor=PAPER, edgecolor=GREY, linewidth=0.6
+        )
         # an edge would fill the gaps; without snap, a bar thinner than a pixel is a paler one, and none is lost
-        for color, begin, stop in ((GREY, 0, found.before_us), (BLUE, found.before_us, found.step_us)):
+        for color, begin, stop in (
+            (GREY, 0, found.before_us),
+            (BLUE, found.before_us, found.step_us),
+        ):
             own = [(max(since, begin), min(until, stop)) for since, until in found.worked
                    if since < stop and until > begin]
             axes.broken_barh(bars(own), (0.62, 0.76), facecolor=color, linewidth=0, snap=False)
@@ -166,13 +216,22 @@ def pace(paces: Mapping[str, Pace], *, one_scale: bool = True) -> Picture:
     first = next(iter(paces.values()))
     before = [Patch(color=GREY, label=f"work before the {first.what}")] if first.before_us else []
     works = f"work of the {first.what}" if first.before_us else "the device works"
-    legend = [Patch(color=ORANGE, label="the CPU launches"), *before, Patch(color=BLUE, label=works),
-              Patch(facecolor=PAPER, edgecolor=GREY, label="the device waits"),
-              Line2D([], [], color=INK, linewidth=1.6, label=f"end of the {first.what}")]
-    figure.legend(handles=legend, loc="outside upper right", ncols=len(legend), fontsize=8, frameon=False)
+    legend = [
+        Patch(color=ORANGE, label="the CPU launches"),
+        *before,
+        Patch(color=BLUE, label=works),
+        Patch(facecolor=PAPER, edgecolor=GREY, label="the device waits"),
+        Line2D([], [], color=INK, linewidth=1.6, label=f"end of the {first.what}"),
+    ]
+    figure.legend(
+        handles=legend, loc="outside upper right", ncols=len(legend), fontsize=8, frameon=False
+    )
     for axes in shown if first.before_us else ():
         axes.xaxis.set_major_formatter(lambda us, _: f"{us / 1e3:g}")
     shown[-1].set_xlabel(f"{'ms' if first.before_us else 'µs'}, {first.source}", fontsize=9)
     text = [f"pace of a {first.what}, {first.source}", *lines]
-    return finish(figure, "Launches of the CPU above the device's work, on one clock. " + "; ".join(lines) + ".",
-                  "\n".join(text))
+    return finish(
+        figure,
+        "Launches of the CPU above the device's work, on one clock. " + "; ".join(lines) + ".",
+        "\n".join(text),
+    )

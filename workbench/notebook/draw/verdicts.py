@@ -15,7 +15,10 @@ def verdicts(records: Sequence[PassRecord]) -> Table:
     """The verdicts of each pass by what is known now; - where a check did not run. Reasons are listed below."""
     found = [(record.name, record.verdicts) for record in records]
     checks = columns(verdict for _, verdicts in found for verdict in verdicts)
-    cells = [(name, [cell(outcome) for outcome in outcomes(verdicts, checks)]) for name, verdicts in found]
+    cells = [
+        (name, [cell(outcome) for outcome in outcomes(verdicts, checks)])
+        for name, verdicts in found
+    ]
     notes = [line for name, verdicts in found for line in failures(name, verdicts)]
     return grid(counted(len(found), "pass"), checks, cells, notes)
 
@@ -35,6 +38,10 @@ def grid(title: str, checks: Sequence[str], rows: Sequence[tuple[str, Sequence[t
          notes: Iterable[str]) -> Table:
     """A row for each pass and a column for each check, from (text, background or "") for each cell."""
     fills = {
-        (i, j): fill for i, (_, cells) in enumerate(rows) for j, (_, fill) in enumerate(cells, 1) if fill}
+        (i, j): fill
+        for i, (_, cells) in enumerate(rows)
+        for j, (_, fill) in enumerate(cells, 1)
+        if fill
+    }
     texts = tuple((name, *(text for text, _ in cells)) for name, cells in rows)
     return Table(title, ("pass", *checks), texts, fills, tuple(notes))

@@ -36,9 +36,13 @@ def course(args: argparse.Namespace) -> int:
     for key, text in args.set:
         name, dot, parameter = key.partition(".")
         if not (dot and parameter):
-            raise WorkbenchError(f"--set {key}={text}: write LESSON.PARAMETER=VALUE, such as 00_tour.steps=5")
+            raise WorkbenchError(
+                f"--set {key}={text}: write LESSON.PARAMETER=VALUE, such as 00_tour.steps=5"
+            )
         if lesson_named(name) not in names:
-            raise WorkbenchError(f"--set {key}={text}: {lesson_named(name)} is not among the lessons of this run")
+            raise WorkbenchError(
+                f"--set {key}={text}: {lesson_named(name)} is not among the lessons of this run"
+            )
         texts.setdefault(lesson_named(name), {})[parameter] = text
     changes: dict[str, Any] = {name: from_text(name, given) for name, given in texts.items()}
     found = run_course(names, args.out, profile=args.profile, changes=changes, jobs=args.jobs, record=args.record,
@@ -52,9 +56,17 @@ def lessons(args: argparse.Namespace) -> int:
     names = lesson_names() if args.lesson is None else [lesson_named(args.lesson)]
     known = [load_lesson(name) for name in names]
     for lesson in known:
-        print("\n".join(textwrap.wrap(f"{lesson.name}: {lesson.question}", WIDTH, subsequent_indent="  ")))
+        print(
+            "\n".join(
+                textwrap.wrap(f"{lesson.name}: {lesson.question}", WIDTH, subsequent_indent="  ")
+            )
+        )
         passed = sum(_score(scores, lesson, point) >= 1 for point in lesson.checkpoints)
-        done = f", {passed} of {len(lesson.checkpoints)} checkpoints passed" if lesson.checkpoints else ""
+        done = (
+            f", {passed} of {len(lesson.checkpoints)} checkpoints passed"
+            if lesson.checkpoints
+            else ""
+        )
         print(f"  {lesson.minutes} minutes, {lesson.needed}{done}")
         if args.lesson is not None:
             _tell(lesson)
@@ -70,7 +82,9 @@ def lessons(args: argparse.Namespace) -> int:
 def _tell(lesson: Lesson) -> None:
     """What the reader will do and learn, and the notebook's parameters."""
     rows = [lesson.about, *(f"- {objective}" for objective in lesson.learn)]
-    rows += [f"{name} = {given.default}: {given.about}" for name, given in lesson.parameters.items()]
+    rows += [
+        f"{name} = {given.default}: {given.about}" for name, given in lesson.parameters.items()
+    ]
     for row in rows:
         print("\n".join(textwrap.wrap(row, WIDTH, initial_indent="  ", subsequent_indent="    ")))
 
@@ -80,8 +94,10 @@ def what_next(lessons: Sequence[Lesson], scores: Scores) -> str:
     for lesson in lessons:
         for point in lesson.checkpoints:
             if _score(scores, lesson, point) < 1:
-                return (f"next: lesson {lesson.name.split('_')[0]}, checkpoint {point.name} ({_effort(point)}): "
-                        f"{point.task}")
+                return (
+                    f"next: lesson {lesson.name.split('_')[0]}, checkpoint {point.name} ({_effort(point)}): "
+                    f"{point.task}"
+                )
     return f"next: nothing: all {sum(len(lesson.checkpoints) for lesson in lessons)} checkpoints are passed"
 
 
@@ -98,11 +114,16 @@ def check(args: argparse.Namespace) -> int:
         from workbench.notebook.lessons.course import check_lesson
 
     if args.notebook is not None and not args.notebook.is_file():
-        raise WorkbenchError(f"--notebook {args.notebook}: {'a folder' if args.notebook.is_dir() else 'no such file'}")
+        raise WorkbenchError(
+            f"--notebook {args.notebook}: {'a folder' if args.notebook.is_dir() else 'no such file'}"
+        )
     name = lesson_named(args.lesson)
     scores = check_lesson(name, args.notebook)
     for point, score in scores.items():
-        print(f"{point}: {percent(score)}" + ("" if score >= 1 else f" (workbench hint {name.split('_')[0]} {point})"))
+        print(
+            f"{point}: {percent(score)}"
+            + ("" if score >= 1 else f" (workbench hint {name.split('_')[0]} {point})")
+        )
     return 0 if all(score >= 1 for score in scores.values()) else 1
 
 

@@ -69,7 +69,9 @@ def run_course(
     for an invalid parameter before anything runs.
     """
     lessons = [load_lesson(name) for name in names]
-    values = {each.name: values_of(each, profile, (changes or {}).get(each.name, {})) for each in lessons}
+    values = {
+        each.name: values_of(each, profile, (changes or {}).get(each.name, {})) for each in lessons
+    }
     out.mkdir(parents=True, exist_ok=True)
     have = gpus()
     if jobs is None:
@@ -81,12 +83,20 @@ def run_course(
         if stopped.is_set():
             return Outcome(lesson, 0.0, "not started", left_out=True)
         if have < _NEEDED[lesson.needs]:
-            done = Outcome(lesson, 0.0, f"needs {_NEEDED[lesson.needs]} GPU(s), and this machine has {have}", True)
+            done = Outcome(
+                lesson,
+                0.0,
+                f"needs {_NEEDED[lesson.needs]} GPU(s), and this machine has {have}",
+                True,
+            )
         else:
             stage(f"run {lesson.name}")
             done = _run(lesson, values[lesson.name], out, record, timeout, running)
         stage.rest()
-        tell(f"{lesson.name}: {done.problem or 'done'}" + (f" ({done.seconds:.0f} s)" if done.seconds else ""))
+        tell(
+            f"{lesson.name}: {done.problem or 'done'}"
+            + (f" ({done.seconds:.0f} s)" if done.seconds else "")
+        )
         return done
 
     with telling(progress) as stage, ThreadPoolExecutor(jobs) as pool:
@@ -114,7 +124,11 @@ def _run(lesson: Lesson, values: dict[str, Any], out: Path, record: Path | None,
         said = child.communicate(timeout=timeout)[1]
     except subprocess.TimeoutExpired:
         end_group(child, signal.SIGTERM)
-        return Outcome(lesson, time.monotonic() - began, f"not done after {timeout:g} s: give it more with --timeout")
+        return Outcome(
+            lesson,
+            time.monotonic() - began,
+            f"not done after {timeout:g} s: give it more with --timeout",
+        )
     why = "" if child.returncode == 0 else said.strip()[-2000:] or f"ended with {child.returncode}"
     return Outcome(lesson, time.monotonic() - began, why)
 
@@ -127,13 +141,17 @@ def _index(found: Sequence[Outcome], profile: str, out: Path) -> str:
         kinds = ("ipynb",) if each.problem else ("html", "ipynb")
         file = next((f for kind in kinds if (out / (f := f"{name}.{kind}")).exists()), "")
         link = f'<a href="{file}">{name}</a>' if file and not each.left_out else name
-        rows.append(f"<tr><td>{link}</td><td>{html.escape(each.lesson.question)}</td><td>{each.seconds:.0f} s</td>"
-                    f"<td><pre>{html.escape(each.problem or 'done')}</pre></td></tr>")
-    return ('<!DOCTYPE html><html lang="en"><meta charset="utf-8"><title>The course</title>'
-            "<style>body{font:16px sans-serif;max-width:60em;margin:2em auto}td{padding:.3em .8em;vertical-align:top}"
-            "pre{white-space:pre-wrap;margin:0}</style>"
-            f"<h1>The course, profile {profile}</h1><table><tr><th>lesson</th><th>question</th><th>time</th>"
-            f"<th>outcome</th></tr>{''.join(rows)}</table></html>\n")
+        rows.append(
+            f"<tr><td>{link}</td><td>{html.escape(each.lesson.question)}</td><td>{each.seconds:.0f} s</td>"
+            f"<td><pre>{html.escape(each.problem or 'done')}</pre></td></tr>"
+        )
+    return (
+        '<!DOCTYPE html><html lang="en"><meta charset="utf-8"><title>The course</title>'
+        "<style>body{font:16px sans-serif;max-width:60em;margin:2em auto}td{padding:.3em .8em;vertical-align:top}"
+        "pre{white-space:pre-wrap;margin:0}</style>"
+        f"<h1>The course, profile {profile}</h1><table><tr><th>lesson</th><th>question</th><th>time</th>"
+        f"<th>outcome</th></tr>{''.join(rows)}</table></html>\n"
+    )
 
 
 def check_lesson(name: str, notebook: Path | None = None) -> dict[str, float]:
@@ -149,8 +167,10 @@ def check_lesson(name: str, notebook: Path | None = None) -> dict[str, float]:
             run_lesson(name, None, Path(folder), source=notebook)
         found = load_scores(path).get(name, {})
     if lesson.checkpoints and not found:
-        raise WorkbenchError(f"{notebook or name}: it checks nothing of lesson {name!r}: is it the notebook of another "
-                             "lesson?")
+        raise WorkbenchError(
+            f"{notebook or name}: it checks nothing of lesson {name!r}: is it the notebook of another "
+            "lesson?"
+        )
     for point, kept in found.items():
         keep_score(name, point, kept.get("score", 0.0))
     return {point.name: found.get(point.name, {}).get("score", 0.0) for point in lesson.checkpoints}

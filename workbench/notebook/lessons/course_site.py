@@ -28,18 +28,24 @@ img { max-width: 100% }
 """
 
 
-def write_site(names: Sequence[str], out: Path, tell: Callable[[str], None] = lambda _: None) -> Path:
+def write_site(
+    names: Sequence[str], out: Path, tell: Callable[[str], None] = lambda _: None
+) -> Path:
     """Write a page for each of these lessons, as their notebooks were executed, the documents, and an index.
 
     WorkbenchError for a folder with other files in it, which is left as it is.
     """
     if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not (out / MARK).is_file())):
-        raise WorkbenchError(f"--site {out}: exists and is no site of this course: give a new folder")
+        raise WorkbenchError(
+            f"--site {out}: exists and is no site of this course: give a new folder"
+        )
     lessons = [load_lesson(name) for name in names]
     notebooks = [notebooks_dir() / f"{name}.ipynb" for name in names]
     for path in notebooks:
         if not path.is_file():
-            raise WorkbenchError(f"{path}: no such notebook: run from a checkout, or set WORKBENCH_NOTEBOOKS")
+            raise WorkbenchError(
+                f"{path}: no such notebook: run from a checkout, or set WORKBENCH_NOTEBOOKS"
+            )
     try:
         out.mkdir(parents=True, exist_ok=True)
         (out / MARK).touch()
@@ -62,8 +68,10 @@ def write_site(names: Sequence[str], out: Path, tell: Callable[[str], None] = la
 
 
 def _page(title: str, body: str) -> str:
-    return (f'<!DOCTYPE html><html lang="en"><meta charset="utf-8"><title>{html.escape(title)}</title>'
-            f"<style>{STYLE}</style>{_links((('Contents', 'index'),))}{body}</html>\n")
+    return (
+        f'<!DOCTYPE html><html lang="en"><meta charset="utf-8"><title>{html.escape(title)}</title>'
+        f"<style>{STYLE}</style>{_links((('Contents', 'index'),))}{body}</html>\n"
+    )
 
 
 def _links(targets: Iterable[tuple[str, str]]) -> str:
@@ -84,7 +92,9 @@ def _navigation(lessons: Sequence[Lesson], number: int) -> str:
 def _without_network(page: str) -> str:
     """Without the scripts that nbconvert's page would fetch: the views draw themselves."""
     page = re.sub(r'<script[^>]*\ssrc="https?:[^>]*>\s*</script>', "", page)
-    return re.sub(r"<script>(?:(?!</script>).)*?addWidgetsRenderer.*?</script>", "", page, flags=re.DOTALL)
+    return re.sub(
+        r"<script>(?:(?!</script>).)*?addWidgetsRenderer.*?</script>", "", page, flags=re.DOTALL
+    )
 
 
 def _local(page: str, pages: set[str]) -> str:
@@ -112,18 +122,30 @@ def _html_of(markdown: str) -> str:
         return f'<h{level} id="{name}">{text}</h{level}>'
 
     body = markdown2html(re.sub('<a id="[^"]*"></a>', "", markdown))  # these are for JupyterLab
-    return re.sub(r'<h(\d) id="[^"]*">(.*?)(?:<a class="anchor-link"[^>]*>.*?</a>)?</h\1>', heading, body)
+    return re.sub(
+        r'<h(\d) id="[^"]*">(.*?)(?:<a class="anchor-link"[^>]*>.*?</a>)?</h\1>', heading, body
+    )
 
 
 def _index(lessons: Sequence[Lesson], scores: Scores) -> str:
     rows = []
     for lesson in lessons:
         known = scores.get(lesson.name, {})
-        passed = [point.name for point in lesson.checkpoints if known.get(point.name, {}).get("score", 0.0) >= 1]
-        cells = (f'<a href="{lesson.name}.html">{html.escape(lesson.title)}</a>', html.escape(lesson.question),
-                 f"{lesson.minutes}&nbsp;minutes", f"{len(passed)} of {len(lesson.checkpoints)}")
+        passed = [
+            point.name
+            for point in lesson.checkpoints
+            if known.get(point.name, {}).get("score", 0.0) >= 1
+        ]
+        cells = (
+            f'<a href="{lesson.name}.html">{html.escape(lesson.title)}</a>',
+            html.escape(lesson.question),
+            f"{lesson.minutes}&nbsp;minutes",
+            f"{len(passed)} of {len(lesson.checkpoints)}",
+        )
         rows.append("".join(f"<td>{cell}</td>" for cell in cells))
-    heads = "".join(f"<th>{head}</th>" for head in ("lesson", "question", "time", "checkpoints passed"))
+    heads = "".join(
+        f"<th>{head}</th>" for head in ("lesson", "question", "time", "checkpoints passed")
+    )
     documents = _links((name.capitalize(), name) for name in DOCS)
     lines = "".join(f"<tr>{row}</tr>" for row in rows)
     return f"<h1>The course</h1><table><tr>{heads}</tr>{lines}</table>{documents}"

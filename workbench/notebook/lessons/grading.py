@@ -54,23 +54,37 @@ class CheckResult:
     def _drawing(self) -> str:
         """A bar for the score, and one for each figure, with a line at its limit. Limits of 0 share a scale."""
         rows = [("score", self.score, 1.0), *self.figures]
-        common = max((got for _, got, most in self.figures if not most and math.isfinite(got)), default=0)
+        common = max(
+            (got for _, got, most in self.figures if not most and math.isfinite(got)), default=0
+        )
         parts, longest = [], 0
         for i, (name, got, limit) in enumerate(rows):
             size = got if math.isfinite(got) else 0
             full = max(size, limit or common) or 1.0
             y, end = LINE * i + 5, LABEL + round(BAR * (max(size, 0) / full))
             mark = LABEL + round(BAR * (limit / full))
-            says = percent(got) if i == 0 else f"{'✓' if got <= limit else '✗'} {got:,} (line: at most {limit:,})"
+            says = (
+                percent(got)
+                if i == 0
+                else f"{'✓' if got <= limit else '✗'} {got:,} (line: at most {limit:,})"
+            )
             longest = max(longest, len(says))
-            line = f'<rect x="{mark - 1}" y="{y - 3}" width="2" height="22" fill="#222222"/>' if i else ""
-            parts.append(f'<text x="0" y="{y + 13}">{html.escape(name)}</text>'
-                         f'<rect x="{LABEL}" y="{y}" width="{BAR}" height="16" fill="#eeeeee"/>'
-                         f'<rect x="{LABEL}" y="{y}" width="{end - LABEL}" height="16" fill="{FILL}"/>'
-                         f'{line}<text x="{LABEL + BAR + 12}" y="{y + 13}">{says}</text>')
+            line = (
+                f'<rect x="{mark - 1}" y="{y - 3}" width="2" height="22" fill="#222222"/>'
+                if i
+                else ""
+            )
+            parts.append(
+                f'<text x="0" y="{y + 13}">{html.escape(name)}</text>'
+                f'<rect x="{LABEL}" y="{y}" width="{BAR}" height="16" fill="#eeeeee"/>'
+                f'<rect x="{LABEL}" y="{y}" width="{end - LABEL}" height="16" fill="{FILL}"/>'
+                f'{line}<text x="{LABEL + BAR + 12}" y="{y + 13}">{says}</text>'
+            )
         width, height = LABEL + BAR + max(220, 12 + 8 * longest), LINE * len(rows)
-        return (f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" '
-                f'font-size="13"><rect width="{width}" height="{height}" fill="#ffffff"/>{"".join(parts)}</svg>')
+        return (
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" '
+            f'font-size="13"><rect width="{width}" height="{height}" fill="#ffffff"/>{"".join(parts)}</svg>'
+        )
 
 
 @dataclass
@@ -96,7 +110,11 @@ class Prediction:
         """From 0 to 1; None without a guess or before the answer."""
         if self.guess is None or self.truth is None:
             return None
-        return exact(self.guess, truth=self.truth)[0] if self.exact else closeness(self.guess, self.truth)
+        return (
+            exact(self.guess, truth=self.truth)[0]
+            if self.exact
+            else closeness(self.guess, self.truth)
+        )
 
     def __str__(self) -> str:
         guess = "no guess" if self.guess is None else f"guessed {self.guess}"
@@ -108,7 +126,9 @@ class Prediction:
         return f"{self.ask} {guess}, it is {self.truth}{scored}"
 
     def __repr__(self) -> str:
-        return "\n".join([str(self), *(each if isinstance(each, str) else repr(each) for each in self.evidence)])
+        return "\n".join(
+            [str(self), *(each if isinstance(each, str) else repr(each) for each in self.evidence)]
+        )
 
     def _repr_html_(self) -> str:
         """The answer and its evidence are folded for a reader who has not guessed yet."""
@@ -127,8 +147,10 @@ def _as_html(evidence: Any) -> str:
     if hasattr(evidence, "_repr_html_"):
         return evidence._repr_html_()
     picture = b64encode(evidence.png).decode()
-    return (f'<img alt="{html.escape(evidence.alt)}" width="{evidence.width}" height="{evidence.height}" '
-            f'src="data:image/png;base64,{picture}">')
+    return (
+        f'<img alt="{html.escape(evidence.alt)}" width="{evidence.width}" height="{evidence.height}" '
+        f'src="data:image/png;base64,{picture}">'
+    )
 
 
 def closeness(guess: Any, truth: Any) -> float:
@@ -171,7 +193,9 @@ def told(answer: Any, truth: float, slips: Mapping[str, float],
     """Grades a number. slips: known wrong numbers by the message that names the mistake."""
     score, message = grade(answer, truth=truth)
     if score < 1:
-        message = next((said for said, slip in slips.items() if grade(answer, truth=slip)[0] >= 1), message)
+        message = next(
+            (said for said, slip in slips.items() if grade(answer, truth=slip)[0] >= 1), message
+        )
     return score, message
 
 
@@ -207,7 +231,12 @@ def first_of(answer: Any, *, truth: str, order: Sequence[str]) -> tuple[float, s
     if name == truth:
         return 1.0, "right"
     early = order.index(name) < order.index(truth)
-    return 0.0, f"the value of {name!r} is still right" if early else f"the first wrong value comes before {name!r}"
+    return (
+        0.0,
+        f"the value of {name!r} is still right"
+        if early
+        else f"the first wrong value comes before {name!r}",
+    )
 
 
 def whole_sum(answer: Any, *, truth: Any) -> tuple[float, str]:
@@ -228,13 +257,21 @@ def targets(answer: Mapping[str, float], *, at_most: Mapping[str, float],
         return 0.0, f"give a number for each of {', '.join(at_most)}", ()
     shares = {name: 1.0 if answer[name] <= limit else limit / answer[name] if answer[name] > limit else 0.0
               for name, limit in at_most.items()}  # NaN is neither
-    missed = [f"{name} {answer[name]:,}, wanted at most {at_most[name]:,}" for name, s in shares.items() if s < 1]
+    missed = [
+        f"{name} {answer[name]:,}, wanted at most {at_most[name]:,}"
+        for name, s in shares.items()
+        if s < 1
+    ]
     figures = tuple((name, answer[name], limit) for name, limit in at_most.items())
     score = sum(shares.values()) / len(shares)
     if start and missed and (gaps := {name: start[name] - limit for name, limit in at_most.items()
                                       if start.get(name, limit) > limit}):
         way = [min(1.0, max(0.0, (start[name] - answer[name]) / gap)) for name, gap in gaps.items()]
-        score = sum(way) / len(way) * math.prod(share for name, share in shares.items() if name not in gaps)
+        score = (
+            sum(way)
+            / len(way)
+            * math.prod(share for name, share in shares.items() if name not in gaps)
+        )
     return score, "; ".join(missed) or "every target met", figures
 
 
@@ -255,8 +292,14 @@ def calls_of(answer: Any, *, graph: Any, nodes: set[str]) -> tuple[float, str]:
     stray = f"{other} of your {len(chosen)} calls are not of it"
     kinds = {k.number: k.kind for k in graph.kernels}
     lacks = {kinds[n] for n in wanted} - {kinds[n] for n in chosen & wanted}
-    none_of = f", among them every {' and every '.join(sorted(lacks))} call" if lacks and chosen & wanted else ""
-    parts = [text for count, text in ((other, stray), (missing, f"{missing} missing{none_of}")) if count]
+    none_of = (
+        f", among them every {' and every '.join(sorted(lacks))} call"
+        if lacks and chosen & wanted
+        else ""
+    )
+    parts = [
+        text for count, text in ((other, stray), (missing, f"{missing} missing{none_of}")) if count
+    ]
     return len(chosen & wanted) / max(1, len(chosen | wanted)), "; ".join(parts) or "right"
 
 
@@ -279,7 +322,9 @@ def by_cases(
     return score, "right" if first is None else f"wrong with {first[0]}: {first[1]}"
 
 
-GRADERS: dict[str, Grader] = {each.__name__: each for each in (close, equal, exact, first_of, targets, whole_sum)}
+GRADERS: dict[str, Grader] = {
+    each.__name__: each for each in (close, equal, exact, first_of, targets, whole_sum)
+}
 """`(answer, **context) -> score | (score, message[, figures])` by the names that lessons use."""
 
 
@@ -293,7 +338,9 @@ def grade(check: str, answer: Any, context: Mapping[str, Any]) -> tuple[float, s
         except (ImportError, AttributeError) as exc:
             raise WorkbenchError(f"check {check!r}: {exc}") from None
     if grader is None:
-        raise WorkbenchError(f"no check {check!r}: one of {', '.join(GRADERS)}, or workbench_lessons.module:function")
+        raise WorkbenchError(
+            f"no check {check!r}: one of {', '.join(GRADERS)}, or workbench_lessons.module:function"
+        )
     with no_exit():
         result = grader(answer, **context)
     given = result if isinstance(result, tuple) else (result, "right" if result >= 1 else "not yet")

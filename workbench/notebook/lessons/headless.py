@@ -41,7 +41,9 @@ class Executed:
 
 def notebooks_dir() -> Path:
     """Where notebooks are found: $WORKBENCH_NOTEBOOKS, or notebooks of the checkout."""
-    return Path(os.environ.get("WORKBENCH_NOTEBOOKS") or Path(__file__).resolve().parents[3] / "notebooks")
+    return Path(
+        os.environ.get("WORKBENCH_NOTEBOOKS") or Path(__file__).resolve().parents[3] / "notebooks"
+    )
 
 
 def from_text(lesson: str, changes: Mapping[str, str]) -> dict[str, Any]:
@@ -57,7 +59,12 @@ def from_text(lesson: str, changes: Mapping[str, str]) -> dict[str, Any]:
 
 
 def run_lesson(
-    name: str, values: Mapping[str, Any] | None, out: Path, *, source: Path | None = None, progress: Progress = True
+    name: str,
+    values: Mapping[str, Any] | None,
+    out: Path,
+    *,
+    source: Path | None = None,
+    progress: Progress = True,
 ) -> Executed:
     """Execute notebooks/NAME.ipynb, or the copy `source`, with `values` for its parameters, into the folder `out`.
 
@@ -68,7 +75,9 @@ def run_lesson(
     checked = parameters(load_lesson(name), **values).model_dump() if values is not None else {}
     source = source or notebooks_dir() / f"{name}.ipynb"
     if not source.is_file():
-        raise WorkbenchError(f"{source}: no such notebook: run from a checkout, or set WORKBENCH_NOTEBOOKS")
+        raise WorkbenchError(
+            f"{source}: no such notebook: run from a checkout, or set WORKBENCH_NOTEBOOKS"
+        )
     try:
         json.loads(source.read_text(encoding="utf-8"))["cells"]
     except (ValueError, KeyError, TypeError):
@@ -110,7 +119,9 @@ def _execute(source: Path, target: Path, values: dict[str, Any], tell: Teller) -
 
         try:
             # nbclient's issue 312: to answer interact's Output widget may hang; its outputs become the cell's
-            with mock.patch.object(PapermillNotebookClient, "on_comm_open_jupyter_widget", lambda *_: None):
+            with mock.patch.object(
+                PapermillNotebookClient, "on_comm_open_jupyter_widget", lambda *_: None
+            ):
                 done = papermill.execute_notebook(
                     str(source), str(target), values, kernel_name="python3", language="python", cwd=str(source.parent),
                     progress_bar=False, on_cell_start=begins,
@@ -144,7 +155,9 @@ def _failure(source: Path, target: Path, error: Any) -> str:
 def _printed(target: Path) -> str:
     """What the cell that failed wrote to stderr."""
     cells = json.loads(target.read_text(encoding="utf-8"))["cells"]
-    failed = [cell for cell in cells if cell["metadata"].get("papermill", {}).get("status") == "failed"]
+    failed = [
+        cell for cell in cells if cell["metadata"].get("papermill", {}).get("status") == "failed"
+    ]
     return "".join("".join(output["text"]) for cell in failed for output in cell["outputs"]
                    if output.get("name") == "stderr").strip()
 

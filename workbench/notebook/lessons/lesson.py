@@ -51,7 +51,12 @@ class Parameter(Declared):
 
     def problem(self, value: Any) -> str:
         """Why a value is not allowed, or ""."""
-        words = {"int": "a whole number", "float": "a number", "str": "text", "bool": "true or false"}
+        words = {
+            "int": "a whole number",
+            "float": "a number",
+            "str": "text",
+            "bool": "true or false",
+        }
         kind = _TYPES[self.type]
         right = isinstance(value, (int, float) if kind is float else kind)
         if not right or (isinstance(value, bool) and kind is not bool):
@@ -60,7 +65,9 @@ class Parameter(Declared):
             return f"expected a finite number, got {value}"
         if self.choices and value not in self.choices:
             return f"must be one of {', '.join(map(str, self.choices))}, got {value}"
-        if (self.min is not None and value < self.min) or (self.max is not None and value > self.max):
+        if (self.min is not None and value < self.min) or (
+            self.max is not None and value > self.max
+        ):
             if self.max is None:
                 return f"must be at least {self.min:g}, got {value}"
             low = "at most" if self.min is None else f"from {self.min:g} to"
@@ -75,7 +82,9 @@ class Checkpoint(Declared):
     task: str = Field(min_length=1)
     check: str = Field("close", pattern=r"^(\w+|workbench(_lessons)?(\.\w+)+:\w+)$")
     hints: tuple[str, ...] = Field(description="in order; none in an examination")
-    reacts: dict[str, str] = Field(default_factory=dict, description="hints by words of the grader's message")
+    reacts: dict[str, str] = Field(
+        default_factory=dict, description="hints by words of the grader's message"
+    )
     minutes: PositiveInt = Field(5, description="effort")
     difficulty: Literal["easy", "medium", "hard"] = "medium"
 
@@ -85,7 +94,9 @@ class Question(Declared):
 
     name: str = Field(min_length=1)
     ask: str = Field(min_length=1)
-    exact: bool = Field(False, description="a guess is right or wrong; else it scores its closeness")
+    exact: bool = Field(
+        False, description="a guess is right or wrong; else it scores its closeness"
+    )
 
 
 class Exhibit(Declared):
@@ -93,7 +104,9 @@ class Exhibit(Declared):
 
     name: str = Field(min_length=1)
     bug: str = Field(min_length=1, description="the fault, in a sentence")
-    seen: str = Field(min_length=1, description="where it occurred: project and version, pull request or issue")
+    seen: str = Field(
+        min_length=1, description="where it occurred: project and version, pull request or issue"
+    )
     verdict: str = Field(min_length=1, description="the verdicts, as the cell prints them")
     caught: str = Field(min_length=1, description="what would have caught it")
 
@@ -133,14 +146,25 @@ class Lesson(Declared):
             for name, p in self.parameters.items() if (problem := p.problem(p.default))
         ]
         for profile, values in self.profiles.items():
-            problems += [Problem(f"profiles.{profile}.{name}", problem) for name, value in values.items()
-                         if (problem := self._misfit(name, value))]
-        for where, named in (("checkpoints", self.checkpoints), ("questions", self.questions), ("museum", self.museum)):
+            problems += [
+                Problem(f"profiles.{profile}.{name}", problem)
+                for name, value in values.items()
+                if (problem := self._misfit(name, value))
+            ]
+        for where, named in (
+            ("checkpoints", self.checkpoints),
+            ("questions", self.questions),
+            ("museum", self.museum),
+        ):
             names = [each.name for each in named]
             problems += [Problem(where, f"{n!r} occurs twice: give each its own name")
                          for n in sorted({n for n in names if names.count(n) > 1})]
         if self.recipe not in recipe_names():
-            problems.append(Problem("recipe", f"no recipe {self.recipe!r}" + suggestion(self.recipe, recipe_names())))
+            problems.append(
+                Problem(
+                    "recipe", f"no recipe {self.recipe!r}" + suggestion(self.recipe, recipe_names())
+                )
+            )
         if problems:
             raise LessonError(f"lesson {self.name!r}", problems)
         return self
@@ -148,7 +172,11 @@ class Lesson(Declared):
     def _misfit(self, name: str, value: Any) -> str:
         """Why this value is not allowed for the parameter, or ""."""
         known = self.parameters.get(name)
-        return known.problem(value) if known else "unknown parameter" + suggestion(name, self.parameters)
+        return (
+            known.problem(value)
+            if known
+            else "unknown parameter" + suggestion(name, self.parameters)
+        )
 
     def predict(self, name: str, guess: Any = None) -> Prediction:
         """Record the reader's guess before the answer is shown; score it with `.score(truth)`.
@@ -177,8 +205,12 @@ class Lesson(Declared):
         if score >= 1:
             return CheckResult(name, 1.0, message, figures=figures)
         tried = self._attempts[name] = self._attempts.get(name, 0) + 1
-        told = [hint for words, hint in point.reacts.items() if words in message] if tried > 1 else []
-        return CheckResult(name, score, message, (*told, *point.hints[: tried - 1 - bool(told)]), figures)
+        told = (
+            [hint for words, hint in point.reacts.items() if words in message] if tried > 1 else []
+        )
+        return CheckResult(
+            name, score, message, (*told, *point.hints[: tried - 1 - bool(told)]), figures
+        )
 
     def checkpoint(self, name: str) -> Checkpoint:
         """The checkpoint of this name. LessonError where there is none."""
@@ -220,8 +252,11 @@ def parameters(lesson: Lesson, **values: Any) -> Any:
     in this notebook must be declared, too.
     """
     injected = {name: None for name in _injected() if name not in lesson.parameters}
-    problems = [Problem(f"parameters.{name}", message) for name, value in (injected | values).items()
-                if (message := lesson._misfit(name, value))]
+    problems = [
+        Problem(f"parameters.{name}", message)
+        for name, value in (injected | values).items()
+        if (message := lesson._misfit(name, value))
+    ]
     if problems:
         raise LessonError(f"lesson {lesson.name!r}", problems)
     full = {name: values.get(name, p.default) for name, p in lesson.parameters.items()}
@@ -242,7 +277,9 @@ def _injected() -> list[str]:
 
 def lessons_dir() -> Path:
     """Where lessons are found by name: $WORKBENCH_LESSONS, or lessons of the checkout."""
-    return Path(os.environ.get("WORKBENCH_LESSONS") or Path(__file__).resolve().parents[3] / "lessons")
+    return Path(
+        os.environ.get("WORKBENCH_LESSONS") or Path(__file__).resolve().parents[3] / "lessons"
+    )
 
 
 def lesson_names() -> list[str]:
@@ -279,4 +316,6 @@ def lesson_json_schema() -> dict[str, Any]:
 def write_schemas(folder: Path) -> None:
     """Write the JSON Schemas that editors use: `make schemas`."""
     for name, schema in (("lesson", lesson_json_schema()), ("recipe", recipe_json_schema())):
-        (folder / f"{name}.schema.json").write_text(json.dumps(schema, indent=2) + "\n", encoding="utf-8")
+        (folder / f"{name}.schema.json").write_text(
+            json.dumps(schema, indent=2) + "\n", encoding="utf-8"
+        )

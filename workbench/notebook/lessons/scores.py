@@ -37,9 +37,17 @@ def load_scores(path: Path | None = None) -> Scores:
     if path is None:
         return {}
     found: Scores = {}
-    with contextlib.suppress(FileNotFoundError), reading(path, "scores", f"remove it, or set {SCORES}"):
+    with (
+        contextlib.suppress(FileNotFoundError),
+        reading(path, "scores", f"remove it, or set {SCORES}"),
+    ):
         found = json_of(path.read_bytes())
-        kept = [value for points in found.values() for values in points.values() for value in values.values()]
+        kept = [
+            value
+            for points in found.values()
+            for values in points.values()
+            for value in values.values()
+        ]
         if not all(isinstance(value, int | float) and 0 <= value < math.inf for value in kept):
             raise ValueError("a score must be a number, 0 or more")
     return found

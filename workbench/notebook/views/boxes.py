@@ -68,7 +68,9 @@ class Drawing:
         self.tree, self.opened, self.fold = tree, opened, fold
         self.boxes: list[Box] = []
         self.owner: dict[int, str] = {}
-        self.member: dict[int, tuple[str, int]] = {}  # of nodes in an open box that represents several blocks
+        self.member: dict[
+            int, tuple[str, int]
+        ] = {}  # of nodes in an open box that represents several blocks
         self.shut = 0
 
     def fill(self, block: Block, parent: str) -> None:
@@ -91,8 +93,14 @@ class Drawing:
         for i in block.leaves:
             node = self.tree.nodes[i]
             kind = self.tree.kinds[i]
-            label = (parameter_of(node) or node.name).rpartition(".")[2] if kind == "input" else node.name
-            self.boxes.append(Box(self.tree.id_of[i], parent, label, kind, 1, marks=self._marks([i])))
+            label = (
+                (parameter_of(node) or node.name).rpartition(".")[2]
+                if kind == "input"
+                else node.name
+            )
+            self.boxes.append(
+                Box(self.tree.id_of[i], parent, label, kind, 1, marks=self._marks([i]))
+            )
             self.owner[i] = self.tree.id_of[i]
 
     def _marks(self, indices: list[int]) -> dict[str, int]:
@@ -154,7 +162,11 @@ class Drawing:
         links = tuple(
             Link(a, b, len(js), saved, tensor_bytes([tree.nodes[j].meta.get("val") for j in set(js)]) if saved else 0)
             for (a, b, saved), js in found.items())
-        note = f"{self.shut} modules stay shut: {BOX_LIMIT:,} boxes are the most that is drawn" if self.shut else ""
+        note = (
+            f"{self.shut} modules stay shut: {BOX_LIMIT:,} boxes are the most that is drawn"
+            if self.shut
+            else ""
+        )
         return View(tuple(self.boxes), links, note)
 
 

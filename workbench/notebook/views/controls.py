@@ -39,7 +39,10 @@ class Controlled(anywidget.AnyWidget):
 
     def add(self, *controls: Widget) -> None:
         """Put controls on top, in a row of their own."""
-        self._panel.children = [HBox(controls, layout=Layout(flex_flow="row wrap")), *self._panel.children]
+        self._panel.children = [
+            HBox(controls, layout=Layout(flex_flow="row wrap")),
+            *self._panel.children,
+        ]
 
     def link(self, trait: str, control: Widget, name: str = "value") -> Widget:
         """Keep a control's `name` equal to a trait of the view, both ways, and return the control."""
@@ -70,7 +73,10 @@ class Controlled(anywidget.AnyWidget):
         return self._panel
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
-        return {**self._panel._repr_mimebundle_(**kwargs), "text/plain": ""}  # a page without scripts shows no stub
+        return {
+            **self._panel._repr_mimebundle_(**kwargs),
+            "text/plain": "",
+        }  # a page without scripts shows no stub
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.title})"
@@ -88,4 +94,6 @@ class OwnData(Controlled):
 
 def packed(data: Any) -> str:
     """JSON, compressed, as text: the page unpacks it with DecompressionStream."""
-    return base64.b64encode(zlib.compress(json.dumps(data, separators=(",", ":")).encode(), 9)).decode()
+    return base64.b64encode(
+        zlib.compress(json.dumps(data, separators=(",", ":")).encode(), 9)
+    ).decode()

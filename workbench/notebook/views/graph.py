@@ -33,8 +33,13 @@ class GraphView(View):
     opened: Any = traitlets.List(traitlets.Unicode(), None, allow_none=True).tag(sync=True)
     fold = traitlets.Bool(True).tag(sync=True)
 
-    def __init__(self, graphs: GraphModule | Mapping[str, GraphModule], records: Sequence[PassRecord] = (),
-                 placement: Placed | None = None, title: str = ""):
+    def __init__(
+        self,
+        graphs: GraphModule | Mapping[str, GraphModule],
+        records: Sequence[PassRecord] = (),
+        placement: Placed | None = None,
+        title: str = "",
+    ):
         if isinstance(graphs, GraphModule):
             graphs = {facts_of(graphs).part: graphs}
         self._graphs, self._records, self._placement = graphs, records, placement
@@ -42,9 +47,16 @@ class GraphView(View):
         super().__init__("graph", title or f"{next(iter(graphs), '')} graph")
         whole = Button(description="whole graph", tooltip="close all modules")
         whole.on_click(self._whole)
-        search = Text(placeholder="operator, module, file.py:line", description="search", continuous_update=False)
-        self.add(self.link("query", search), self.link("fold", Checkbox(description="identical blocks as one",
-                                                                        indent=False)), whole)
+        search = Text(
+            placeholder="operator, module, file.py:line",
+            description="search",
+            continuous_update=False,
+        )
+        self.add(
+            self.link("query", search),
+            self.link("fold", Checkbox(description="identical blocks as one", indent=False)),
+            whole,
+        )
 
     def _whole(self, _: Any) -> None:
         self.opened, self.selected, self.query = None, "", ""
@@ -60,7 +72,9 @@ class GraphView(View):
         tree = self.tree(**step)
         opened = tree.first_look() if opened is None else opened
         view = draw(tree, opened, fold)
-        calls = sum(node.op == "call_function" for node in tree.nodes)  # what the static picture counts
+        calls = sum(
+            node.op == "call_function" for node in tree.nodes
+        )  # what the static picture counts
         return {"boxes": view.boxes, "links": view.links, "note": view.note, "missing": tree.missing,
                 "operators": calls, "inputs": len(tree.nodes) - calls, "opened": opened}
 

@@ -52,9 +52,17 @@ class GraphTree:
         place: dict[Node, int] = {}
         if {"forward", "backward"} <= graphs.keys():
             place = self._add(graphs["forward"], "forward", place)
-            taken = [n for n in graphs["backward"].graph.find_nodes(op="placeholder") if not is_tangent(n)]
+            taken = [
+                n
+                for n in graphs["backward"].graph.find_nodes(op="placeholder")
+                if not is_tangent(n)
+            ]
             kept = saved_nodes(graphs["forward"], graphs["backward"])
-            place |= {late: place[early] for late, early in zip(taken, kept, strict=True) if early in place}
+            place |= {
+                late: place[early]
+                for late, early in zip(taken, kept, strict=True)
+                if early in place
+            }
             self._add(graphs["backward"], "backward", place)
         else:
             for part, gm in graphs.items():
@@ -67,13 +75,19 @@ class GraphTree:
                 self.id_of[i] = f"{block.path}/{self.nodes[i].name}"
                 self.named[self.id_of[i]] = i
         self.missing = self._missing()
-        self.kinds = ["input" if n.op in ("placeholder", "get_attr") else kind_of(n) for n in self.nodes]
+        self.kinds = [
+            "input" if n.op in ("placeholder", "get_attr") else kind_of(n) for n in self.nodes
+        ]
 
     def _add(self, gm: GraphModule, part: str, place: dict[Node, int]) -> dict[Node, int]:
         joint = part == "joint"
         blocks: dict[tuple[str, str | None], Block] = {}
         for node in gm.graph.nodes:
-            if node.op == "output" or node in place or (node.op == "placeholder" and not node.users):
+            if (
+                node.op == "output"
+                or node in place
+                or (node.op == "placeholder" and not node.users)
+            ):
                 continue  # such a placeholder is a mesh
             later = joint and node.meta.get("partitioner_tag") == "is_backward"
             if joint and node.op == "placeholder":
@@ -95,7 +109,9 @@ class GraphTree:
         block = self.root
         for name in names:
             if (child := block.children.get(name)) is None:
-                child = block.children[name] = Block(f"{block.path}/{name}" if block.path else name, name)
+                child = block.children[name] = Block(
+                    f"{block.path}/{name}" if block.path else name, name
+                )
             block = child
         return block
 
@@ -113,8 +129,11 @@ class GraphTree:
     def find(self, query: str, limit: int = 50) -> tuple[list[str], int]:
         """Ids of the operators whose name, operator, module or source line holds `query`, and how many there are."""
         if self._find is None:
-            self._find = [f"{n.name} {op_name(n.target)} {(p := provenance(n)).module} {p.place} {p.text} "
-                          f"{p.parameter or ''}".lower() for n in self.nodes]
+            self._find = [
+                f"{n.name} {op_name(n.target)} {(p := provenance(n)).module} {p.place} {p.text} "
+                f"{p.parameter or ''}".lower()
+                for n in self.nodes
+            ]
         wanted = query.strip().lower()
         found = [i for i, text in enumerate(self._find) if wanted and wanted in text]
         return [self.id_of[i] for i in found[:limit]], len(found)

@@ -27,8 +27,13 @@ class KernelView(View):
     def __init__(self, found: Sequence[Kernels], title: str = "kernels"):
         self._found = {each.graph: each for each in found if each.kernels}
         if not self._found:
-            raise WorkbenchError("no kernel was seen: " + ("; ".join(m for each in found for m in each.missing)
-                                                           or "Inductor compiled nothing here"))
+            raise WorkbenchError(
+                "no kernel was seen: "
+                + (
+                    "; ".join(m for each in found for m in each.missing)
+                    or "Inductor compiled nothing here"
+                )
+            )
         super().__init__("kernels", title)
         self.graph = next(iter(self._found))
         self.add(self.link("graph", Dropdown(options=list(self._found), description="graph")),

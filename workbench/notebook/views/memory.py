@@ -23,11 +23,17 @@ class MemoryView(OwnData):
     `window`: from where to where is shown.
     """
 
-    window = traitlets.Tuple(traitlets.Float(), traitlets.Float(), default_value=(0.0, 0.0)).tag(sync=True)
+    window = traitlets.Tuple(traitlets.Float(), traitlets.Float(), default_value=(0.0, 0.0)).tag(
+        sync=True
+    )
 
     @uncollected()
-    def __init__(self, what: GraphModule | ForwardBackward | PassRecord, measured: int | None = None,
-                 title: str = "memory"):
+    def __init__(
+        self,
+        what: GraphModule | ForwardBackward | PassRecord,
+        measured: int | None = None,
+        title: str = "memory",
+    ):
         lives = live_of(what)
         _, top = list(lives.values())[-1].peak
         super().__init__("memory", title, {
@@ -35,7 +41,9 @@ class MemoryView(OwnData):
             "begins": begins(lives), "holders": top.holders})
         end = float(max(len(live.curve) for live in lives.values()))
         self.window = (0.0, end)
-        slider = FloatRangeSlider(max=end, step=end / 1000, description="nodes", readout_format=".0f")
+        slider = FloatRangeSlider(
+            max=end, step=end / 1000, description="nodes", readout_format=".0f"
+        )
         self.add(self.link("window", slider))
 
 
@@ -44,6 +52,8 @@ def curve(title: str, live: Live) -> dict[str, Any]:
     nodes = [name for profile in live.parts.values() for name in profile.nodes]
     points = [(i, size, name) for i, (size, name) in enumerate(zip(live.curve, nodes, strict=True))]
     stretch = -(-len(points) // POINTS) or 1
-    kept = [max(points[i : i + stretch], key=lambda p: p[1]) for i in range(0, len(points), stretch)]
+    kept = [
+        max(points[i : i + stretch], key=lambda p: p[1]) for i in range(0, len(points), stretch)
+    ]
     at, peak, name = max(points, key=lambda p: p[1])
     return {"title": title, "points": kept, "peak": peak, "peak_at": at, "peak_node": name}

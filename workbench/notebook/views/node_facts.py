@@ -17,8 +17,11 @@ from workbench.torch_api.ops import argument, collective_kind, group_name_of, op
 def node_facts(node: Node, device: str | DeviceSpec = "h100") -> list[tuple[str, str]]:
     """(name, value) rows of a node: operator, shape, dtype, bytes, estimated cost, origin, neighbours."""
     value, where = node.meta.get("val"), provenance(node)
-    rows = [("operator", op_name(node.target) if node.op == "call_function" else node.op), ("kind", kind_of(node)),
-            ("result", described(value))]
+    rows = [
+        ("operator", op_name(node.target) if node.op == "call_function" else node.op),
+        ("kind", kind_of(node)),
+        ("result", described(value)),
+    ]
     if tensor_bytes(value):
         rows.append(("bytes", f"{tensor_bytes(value):,}"))
     if isinstance(value, torch.Tensor) and (ms := node_ms(node, device)):
@@ -36,7 +39,9 @@ def node_facts(node: Node, device: str | DeviceSpec = "h100") -> list[tuple[str,
         rows.append(("descriptor", str(node.meta["desc"])))
     rows.append(("module", where.module or "not recorded"))
     line = linecache.getline(where.file, where.line).strip() if where.file else ""
-    rows.append(("source", f"{where.place}: {line or where.text}" if where.file else "not recorded"))
+    rows.append(
+        ("source", f"{where.place}: {line or where.text}" if where.file else "not recorded")
+    )
     if tag := getattr(node.meta.get("recompute"), "name", ""):
         rows.append(("policy", tag))
     for name, nodes in (("reads", node.all_input_nodes), ("read by", node.users)):

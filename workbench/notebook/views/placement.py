@@ -92,7 +92,9 @@ def _may_pick(view: Node, axis: str) -> bool:
     value, whole = view.meta.get("val"), source.meta.get("val")
     if view.target is operator.getitem and isinstance(whole, list | tuple):
         groups = _groups(view)
-        return len(whole) <= max((groups.size(n) for n in groups.names() if groups.axis(n) == axis), default=len(whole))
+        return len(whole) <= max(
+            (groups.size(n) for n in groups.names() if groups.axis(n) == axis), default=len(whole)
+        )
     return tensor_bytes(value) < tensor_bytes(whole)
 
 
@@ -103,13 +105,21 @@ def _leaving(node: Node) -> dict[str, str]:
     if kind := collective_kind(node.target):
         return {_axis(node): _AFTER[kind]}
     if aliased := aliased_inputs(node):
-        return {axis: what for axis, what in _leaving(aliased[0]).items() if what != WHOLE or not _may_pick(node, axis)}
+        return {
+            axis: what
+            for axis, what in _leaving(aliased[0]).items()
+            if what != WHOLE or not _may_pick(node, axis)
+        }
     sources = node.all_input_nodes if kind_of(node) == "copy" else []
     lists = {source.args[0] for source in sources if source.target is operator.getitem}
     if len(lists) == 1 and len(sources) == len(next(iter(lists)).meta.get("val") or ()):  # type: ignore[union-attr]
         sources = list(lists)  # type: ignore[arg-type]  # all items of a split, joined in another order
     first, *others = [_leaving(source) for source in sources] or [{}]
-    return {axis: what for axis, what in first.items() if all(other.get(axis) == what for other in others)}
+    return {
+        axis: what
+        for axis, what in first.items()
+        if all(other.get(axis) == what for other in others)
+    }
 
 
 def _entering(node: Node) -> dict[str, str]:

@@ -20,7 +20,9 @@ class TimelineView(OwnData):
     `window`: from where to where is shown.
     """
 
-    window = traitlets.Tuple(traitlets.Float(), traitlets.Float(), default_value=(0.0, 0.0)).tag(sync=True)
+    window = traitlets.Tuple(traitlets.Float(), traitlets.Float(), default_value=(0.0, 0.0)).tag(
+        sync=True
+    )
 
     @uncollected()
     def __init__(self, what: What, device: str | DeviceSpec = "h100", title: str = "timeline"):
@@ -35,9 +37,14 @@ class TimelineView(OwnData):
 
 
 def _drawn(title: str, run: StepTimeline) -> dict[str, Any]:
-    return {"title": f"{title}: {run.total_ms:,.2f} ms, {run.exposed_ms:,.2f} ms exposed ({run.source})",
-            "lanes": run.lanes, "total_ms": run.total_ms, "exposed_ms": run.exposed_ms, "fates": run.fates(),
-            "spans": bars(run)}
+    return {
+        "title": f"{title}: {run.total_ms:,.2f} ms, {run.exposed_ms:,.2f} ms exposed ({run.source})",
+        "lanes": run.lanes,
+        "total_ms": run.total_ms,
+        "exposed_ms": run.exposed_ms,
+        "fates": run.fates(),
+        "spans": bars(run),
+    }
 
 
 def bars(run: StepTimeline) -> list[tuple[Any, ...]]:
@@ -50,7 +57,9 @@ def bars(run: StepTimeline) -> list[tuple[Any, ...]]:
 
     def close() -> None:
         if open_:
-            name = open_[0].name if len(open_) == 1 else f"{len(open_)} kernels from {open_[0].name}"
+            name = (
+                open_[0].name if len(open_) == 1 else f"{len(open_)} kernels from {open_[0].name}"
+            )
             found.append((COMPUTE, name, _round(open_[0].begin), _round(open_[-1].end), 0, "", open_[0].label,
                           open_[0].part))
             open_.clear()

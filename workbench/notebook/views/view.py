@@ -52,7 +52,9 @@ class View(Controlled):
             self.send({"module": version}, [source])
             return
         try:
-            with uncollected():  # a garbage collection over the kernel's graphs would take longer than the answer
+            with (
+                uncollected()
+            ):  # a garbage collection over the kernel's graphs would take longer than the answer
                 found: dict[str, Any] = {"value": self.ask(call, **given)}
         except WorkbenchError as error:
             found = {"error": str(error)}
@@ -62,7 +64,9 @@ class View(Controlled):
 
     def ask(self, call: str, **given: Any) -> Any:
         """The answer to the page's `call`; WorkbenchError for a call or an argument that this view does not know."""
-        kinds = (vars(kind) for kind in type(self).__mro__ if issubclass(kind, View))  # widgets have `on_...`, too
+        kinds = (
+            vars(kind) for kind in type(self).__mro__ if issubclass(kind, View)
+        )  # widgets have `on_...`, too
         answer = next((kind[f"on_{call}"] for kind in kinds if f"on_{call}" in kind), None)
         if answer is None:
             raise WorkbenchError(f"a view of kind {self.kind!r} does not know {call!r}")
@@ -70,6 +74,8 @@ class View(Controlled):
             return _checked(answer)(self, **given)
         except ValidationError as error:
             wrong = ", ".join(dict.fromkeys(str(each["loc"][0]) for each in error.errors()))
-            raise WorkbenchError(f"{call}: these arguments are missing, unknown or of another type: {wrong}") from None
+            raise WorkbenchError(
+                f"{call}: these arguments are missing, unknown or of another type: {wrong}"
+            ) from None
         except LookupError as error:
             raise WorkbenchError(f"{call}: this view has no {error.args[0]!r}") from None

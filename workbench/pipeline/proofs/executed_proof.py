@@ -27,7 +27,9 @@ def note_executed(known: Known, step: Callable[[], Any]) -> None:
 
     step: leaves model and optimizer as they were.
     """
-    effects = [record.verdict("effect") for record in known.records if record.item.executed is not None]
+    effects = [
+        record.verdict("effect") for record in known.records if record.item.executed is not None
+    ]
     asked = any(effect is not None and effect.outcome is Outcome.PASS for effect in effects)
     if any(gathered(asked)):  # local shapes may differ, and a step has collectives
         known.ran = names_of(step)

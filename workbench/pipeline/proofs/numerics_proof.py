@@ -22,7 +22,12 @@ from workbench.graph.lower import CompiledStep, Step
 from workbench.graph.partition import PARTS, saved_order
 from workbench.graph.read.memory import inputs_written
 from workbench.graph.read.nodes import output_values
-from workbench.pipeline.proofs.two_steps import one_step, optimizer_steps, two_steps, written_in_place
+from workbench.pipeline.proofs.two_steps import (
+    one_step,
+    optimizer_steps,
+    two_steps,
+    written_in_place,
+)
 from workbench.pipeline.run_passes import PassRecord
 from workbench.pipeline.train import Batches, deterministic
 from workbench.recipe.contracts import Numerics, PassContract, Stage
@@ -34,7 +39,9 @@ from workbench.torch_api.restoring import restoring, restoring_module
 _ORDER = (Numerics.EXACT, Numerics.REDUCTION_ORDER, Numerics.LOSSY)
 
 
-_CAPTURE = PassContract("capture", Stage.JOINT, Numerics.REDUCTION_ORDER, "eager is another program than the graph")
+_CAPTURE = PassContract(
+    "capture", Stage.JOINT, Numerics.REDUCTION_ORDER, "eager is another program than the graph"
+)
 """On some CPUs a product rounds by the layout of its operands, in which the two may differ."""
 
 
@@ -44,16 +51,23 @@ def loosest(records: Sequence[PassRecord]) -> PassContract:
     return max([_CAPTURE, *contracts], key=lambda c: (_ORDER.index(c.numerics), c.tolerance or 0.0))
 
 
-def _against_eager(eager: Mapping[str, Any], compiled: Mapping[str, Any], records: Sequence[PassRecord],
-                   size: int) -> Comparison:
+def _against_eager(
+    eager: Mapping[str, Any], compiled: Mapping[str, Any], records: Sequence[PassRecord], size: int
+) -> Comparison:
     """Equal bits, or else within the loosest contract."""
     names = list(dict.fromkeys((*eager, *compiled)))
     values = [eager.get(name) for name in names], [compiled.get(name) for name in names]
     bits = numerics.compare(*values, replace(_CAPTURE, numerics=Numerics.EXACT), names=names)
-    return numerics.compare(*values, loosest(records), group_size=size, names=names) if bits.problems else bits
+    return (
+        numerics.compare(*values, loosest(records), group_size=size, names=names)
+        if bits.problems
+        else bits
+    )
 
 
-def _noted(seen: dict[str, list[Any]], name: str, runner: Callable[[list[Any]], Any], args: list[Any]) -> Any:
+def _noted(
+    seen: dict[str, list[Any]], name: str, runner: Callable[[list[Any]], Any], args: list[Any]
+) -> Any:
     seen[name] = list(args)
     return runner(args)
 
@@ -63,7 +77,9 @@ def real_inputs(step: CompiledStep, batch: tuple[Any, ...]) -> tuple[list[Any], 
     seen: dict[str, list[Any]] = {}
     bodies = [slot.body for slot in step.pair.slots]
     try:
-        for name, slot, graph in zip(("forward", "backward"), step.pair.slots, step.pair.graphs, strict=True):
+        for name, slot, graph in zip(
+            ("forward", "backward"), step.pair.slots, step.pair.graphs, strict=True
+        ):
             slot.body = partial(_noted, seen, name, aot.boxed(graph))
         written = written_in_place(step)
         with restoring_module(step.module, written):
@@ -88,14 +104,19 @@ def revealing(primals: Sequence[Any], tangents: Sequence[Any]) -> Iterator[list[
         with torch.no_grad():  # a parameter on one rank is a leaf
             for place, value in flat.items():
                 value.copy_(_varied(value, place))
-        yield [_varied(value, place) if _repeats(value) else value for place, value in enumerate(tangents)]
+        yield [
+            _varied(value, place) if _repeats(value) else value
+            for place, value in enumerate(tangents)
+        ]
 
 
 def _repeats(value: Any) -> bool:
     """Whether a tensor is floating-point and holds one finite value, in memory that it does not overlap itself."""
     if not isinstance(value, torch.Tensor) or not value.is_floating_point() or not value.numel():
         return False
-    overlaps = any(stride == 0 and size > 1 for stride, size in zip(value.stride(), value.shape, strict=True))
+    overlaps = any(
+        stride == 0 and size > 1 for stride, size in zip(value.stride(), value.shape, strict=True)
+    )
     low, high = value.float().aminmax()
     return not overlaps and bool(low == high) and bool(low.isfinite())
 
@@ -112,10 +133,14 @@ def _joint(graph: Any, primals: list[Any], tangents: list[Any]) -> list[Any]:
 
 
 def _call(function: Any, args: list[Any]) -> list[Any]:
-    return list(function(list(args)) if getattr(function, "_boxed_call", False) else function(*args))
+    return list(
+        function(list(args)) if getattr(function, "_boxed_call", False) else function(*args)
+    )
 
 
-def _pair(record: PassRecord, which: tuple[Any, ...], primals: list[Any], tangents: list[Any]) -> list[Any]:
+def _pair(
+    record: PassRecord, which: tuple[Any, ...], primals: list[Any], tangents: list[Any]
+) -> list[Any]:
     """Outputs and gradients of a forward and backward, without the saved tensors, which may differ between graphs."""
     forward, backward = which
     order = saved_order(*map(graph_of, record.before))
@@ -137,8 +162,13 @@ def run_graphs(
 
     def once() -> list[Any]:
         with restoring(written.values()):
-            found = (_joint(graphs[0], primals, tangents) if record.stage is Stage.JOINT
-                     else _call(graphs[0], primals) if len(graphs) == 1 else _pair(record, graphs, primals, tangents))
+            found = (
+                _joint(graphs[0], primals, tangents)
+                if record.stage is Stage.JOINT
+                else _call(graphs[0], primals)
+                if len(graphs) == 1
+                else _pair(record, graphs, primals, tangents)
+            )
             return found + copies(list(written.values()))
 
     with seeded(0):
@@ -148,22 +178,39 @@ def run_graphs(
         return once()
 
 
-def written_inputs(record: PassRecord, primals: list[Any], tangents: list[Any]) -> dict[str, torch.Tensor]:
+def written_inputs(
+    record: PassRecord, primals: list[Any], tangents: list[Any]
+) -> dict[str, torch.Tensor]:
     """All input tensors by name, if a graph of the record writes into an input in place; otherwise none.
 
     Usually new buffers are outputs, which torch writes back; then there is nothing to copy.
     """
     graphs = [graph_of(given) for given in record.before]
-    if not any(map(inputs_written, [*graphs, *(made for made in record.after if isinstance(made, GraphModule))])):
+    if not any(
+        map(
+            inputs_written,
+            [*graphs, *(made for made in record.after if isinstance(made, GraphModule))],
+        )
+    ):
         return {}
     first, *backward = graphs
     nodes = first.graph.find_nodes(op="placeholder")
-    nodes += [n for graph in backward for n in graph.graph.find_nodes(op="placeholder") if aot.is_tangent(n)]
-    return {aot.parameter_of(node) or node.name: value for node, value in zip(nodes, [*primals, *tangents], strict=True)
-            if isinstance(value, torch.Tensor)}
+    nodes += [
+        n
+        for graph in backward
+        for n in graph.graph.find_nodes(op="placeholder")
+        if aot.is_tangent(n)
+    ]
+    return {
+        aot.parameter_of(node) or node.name: value
+        for node, value in zip(nodes, [*primals, *tangents], strict=True)
+        if isinstance(value, torch.Tensor)
+    }
 
 
-def result_names(record: PassRecord, results: list[Any], written: Mapping[str, torch.Tensor]) -> list[str]:
+def result_names(
+    record: PassRecord, results: list[Any], written: Mapping[str, torch.Tensor]
+) -> list[str]:
     """A name for each result of `run_graphs`: a gradient, a new value of an input, or else its place in the outputs."""
     outputs = len(results) - len(written)
     graphs = [graph_of(given) for given in record.before]
@@ -179,17 +226,26 @@ def result_names(record: PassRecord, results: list[Any], written: Mapping[str, t
     return names + [f"new value of {name}" for name in written]
 
 
-def compare_graphs(record: PassRecord, before: list[Any], after: list[Any], written: Mapping[str, torch.Tensor],
-                   size: int) -> list[Comparison]:
+def compare_graphs(
+    record: PassRecord,
+    before: list[Any],
+    after: list[Any],
+    written: Mapping[str, torch.Tensor],
+    size: int,
+) -> list[Comparison]:
     """What each rank finds in the results of `run_graphs` before and after a pass; every rank must call it."""
     return gathered(numerics.compare(before, after, record.item.contract, group_size=size,
                                      names=result_names(record, before, written)))
 
 
-def _compared(record: PassRecord, primals: list[Any], tangents: list[Any], size: int) -> list[Comparison]:
+def _compared(
+    record: PassRecord, primals: list[Any], tangents: list[Any], size: int
+) -> list[Comparison]:
     # a separate function, so that a replay does not meet results of the previous one that are still referenced
     written = written_inputs(record, primals, tangents)
-    before, after = (run_graphs(record, g, primals, tangents, written) for g in (record.before, record.after))
+    before, after = (
+        run_graphs(record, g, primals, tangents, written) for g in (record.before, record.after)
+    )
     return compare_graphs(record, before, after, written, size)
 
 
@@ -214,13 +270,18 @@ def prove_numerics(
     if authored.world.kind not in ("gloo", "nccl"):
         known.side_effects = step.pair.side_effects, "run on real ranks"
         for each in (known, *(record.known for record in records)):
-            each.no_values = f"a {authored.world.kind} world has no values of its own: run on real ranks"
+            each.no_values = (
+                f"a {authored.world.kind} world has no values of its own: run on real ranks"
+            )
         return check_eager(known)
     recipe = authored.recipe
     if batch is None:
         batch = authored.microbatch()
     size = group_size(authored)
-    with deterministic(recipe.training.deterministic if recipe is not None else True), torch.no_grad():
+    with (
+        deterministic(recipe.training.deterministic if recipe is not None else True),
+        torch.no_grad(),
+    ):
         given = inputs_by_parts(step, batch)
         values = [value for primals, _ in given.values() for value in primals]
         with revealing(values, given[PARTS][1]) as tangents:
@@ -236,7 +297,9 @@ def prove_numerics(
     known.compared = gathered(_against_eager(eager, compiled, records, size))
     for record in records:  # which may be of another fork of the run
         record.known.compared = known.compared
-    outside = tuple(source for source in step.pair.side_effects if not source.startswith("L['self']"))
+    outside = tuple(
+        source for source in step.pair.side_effects if not source.startswith("L['self']")
+    )
     known.side_effects = outside, "two steps agree, and later ones may not"
     return check_eager(known)
 

@@ -11,7 +11,12 @@ import torch
 import torch.distributed as dist
 
 from workbench.graph.lower import Step
-from workbench.pipeline.proofs.numerics_proof import inputs_by_parts, of_record, run_graphs, written_inputs
+from workbench.pipeline.proofs.numerics_proof import (
+    inputs_by_parts,
+    of_record,
+    run_graphs,
+    written_inputs,
+)
 from workbench.pipeline.run_passes import PassRecord
 from workbench.pipeline.train import Batches, deterministic, recipe_of
 from workbench.world.mesh import World

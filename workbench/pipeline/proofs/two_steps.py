@@ -36,7 +36,9 @@ def two_steps(step: Step, batches: Sequence[tuple[Any, ...]]) -> tuple[Results, 
     with restoring(module.parameters(), on_host=True), restoring_module(module):
         for number, batch in enumerate(batches):
             if number:  # its state, twice the model, is let go at once
-                ShardedAdamW([{"params": same} for same in by_mesh(module.parameters())], lr=LEARNING_RATE).step()
+                ShardedAdamW(
+                    [{"params": same} for same in by_mesh(module.parameters())], lr=LEARNING_RATE
+                ).step()
                 module.zero_grad()
             ending = ", second step" if number else ""
             with restoring_module(module, written):
@@ -76,7 +78,9 @@ def optimizer_steps(step: Step, batch: tuple[Any, ...]) -> tuple[Results, Result
     return eager, compiled
 
 
-def _left(module: nn.Module, optimizer: torch.optim.Optimizer, loss: torch.Tensor, norm: torch.Tensor) -> Results:
+def _left(
+    module: nn.Module, optimizer: torch.optim.Optimizer, loss: torch.Tensor, norm: torch.Tensor
+) -> Results:
     values = {"loss": loss, "norm": norm}
     for name, parameter in module.named_parameters():
         values[f"parameter {name}"] = parameter
@@ -99,7 +103,9 @@ def one_step(module: nn.Module, function: Callable[..., Any], batch: tuple[Any, 
     function: the module, or its compiled step. The gradients stay in the parameters.
     """
     with seeded(seed):
-        loss = function(*(value.clone() if isinstance(value, torch.Tensor) else value for value in batch))
+        loss = function(
+            *(value.clone() if isinstance(value, torch.Tensor) else value for value in batch)
+        )
         loss.backward()  # not autograd.grad, which a reentrant checkpoint refuses
     named = {"loss": loss}
     for name, parameter in module.named_parameters():

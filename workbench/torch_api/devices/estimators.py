@@ -50,11 +50,23 @@ def repeat_heads(count: Callable[..., int]) -> Callable[..., int]:
 def _roofline_ms(node: torch.fx.Node) -> float:
     """The larger of compute time and transfer time, by torch's formulas and the current device's figures."""
     estimation: Any = import_module(_ESTIMATION)
-    args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: with_hints(n.meta["val"]))
+    args, kwargs = torch.fx.node.map_arg(
+        (node.args, node.kwargs), lambda n: with_hints(n.meta["val"])
+    )
     value = with_hints(node.meta["val"])
-    tensors = [t for t in (value if isinstance(value, list | tuple) else [value]) if isinstance(t, torch.Tensor)]
+    tensors = [
+        t
+        for t in (value if isinstance(value, list | tuple) else [value])
+        if isinstance(t, torch.Tensor)
+    ]
     inputs = [with_hints(n.meta["val"]) for n in node.all_input_nodes]
-    compute = estimation.get_compute_time(node.target.overloadpacket, args, kwargs, value, {tensors[0].dtype})  # type: ignore[union-attr]
+    compute = estimation.get_compute_time(
+        node.target.overloadpacket,  # type: ignore[union-attr]
+        args,
+        kwargs,
+        value,
+        {tensors[0].dtype},
+    )
     return max(compute, estimation.get_transfer_time(inputs, tensors)) / 1e6
 
 
@@ -77,7 +89,9 @@ def _without_benchmarks(stack: ExitStack, overlap: Any, known: Known) -> None:
     """
     later = "estimate_roofline_runtime_ms"
     if hasattr(overlap, later):
-        stack.enter_context(patch.object(overlap, later, _first_known(known, getattr(overlap, later))))
+        stack.enter_context(
+            patch.object(overlap, later, _first_known(known, getattr(overlap, later)))
+        )
     if not hasattr(overlap, "estimate_runtime_analytical"):
         return
     ms = _first_known(known, _roofline_ms)
@@ -85,7 +99,9 @@ def _without_benchmarks(stack: ExitStack, overlap: Any, known: Known) -> None:
     align = "_align_compute_nodes_runtime_estimations_across_all_distributed_ranks"
     stack.enter_context(patch.object(overlap, "estimate_runtime_analytical", ms))
     stack.enter_context(patch.object(overlap, "benchmark_node", ms))
-    stack.enter_context(patch.object(overlap, "benchmark_node_with_cache_key", lambda node, *_: (ms(node), None)))
+    stack.enter_context(
+        patch.object(overlap, "benchmark_node_with_cache_key", lambda node, *_: (ms(node), None))
+    )
     stack.enter_context(patch.object(scheduler, align, lambda self: None))
 
 
@@ -117,7 +133,11 @@ def device_specs(device: str | DeviceSpec, known: Known = lambda _: None) -> Ite
     runtimes: Any = import_module(_RUNTIMES)
     comm: Any = import_module("torch._inductor.comm_analysis")
     flop_counter: Any = import_module("torch.utils.flop_counter")
-    importers = (estimation, import_module("torch._inductor.utils"), import_module("torch._inductor.scheduler"))
+    importers = (
+        estimation,
+        import_module("torch._inductor.utils"),
+        import_module("torch._inductor.scheduler"),
+    )
     with ExitStack() as stack:
         for module in importers:
             factor = 1.0 / scale if module is estimation else 1.0
@@ -130,10 +150,14 @@ def device_specs(device: str | DeviceSpec, known: Known = lambda _: None) -> Ite
         # a table for TORCH_TRACE; torch 2.12 fails to count the FLOP of sizes that a step decides
         stack.enter_context(patch.object(runtimes, "_log_compute_estimations", lambda *_: None))
         for name in ("sdpa_flop_count", "sdpa_backward_flop_count"):
-            stack.enter_context(patch.object(flop_counter, name, repeat_heads(getattr(flop_counter, name))))
+            stack.enter_context(
+                patch.object(flop_counter, name, repeat_heads(getattr(flop_counter, name)))
+            )
         generation = comm.NVIDIA_GPU_TYPE[spec.generation]
         stack.enter_context(patch.object(comm, "get_gpu_type", lambda: generation))
-        folder = stack.enter_context(temporary(lambda: tempfile.TemporaryDirectory(prefix="workbench-estimates-")))
+        folder = stack.enter_context(
+            temporary(lambda: tempfile.TemporaryDirectory(prefix="workbench-estimates-"))
+        )
         stack.callback(_clear_estimates)
         stack.enter_context(patch.dict(os.environ, {"TORCHINDUCTOR_CACHE_DIR": folder}))
         _clear_estimates()

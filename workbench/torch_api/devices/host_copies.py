@@ -33,7 +33,9 @@ WAIT = torch.ops.workbench.wait_copy.default
 
 _free: dict[tuple[Any, ...], list[torch.Tensor]] = {}  # pinned buffers by layout
 _streams: dict[tuple[torch.device, str], torch.cuda.Stream] = {}
-_pending: dict[int, tuple[torch.cuda.Event, torch.Tensor]] = {}  # what a copy reads, by the address of what it writes
+_pending: dict[
+    int, tuple[torch.cuda.Event, torch.Tensor]
+] = {}  # what a copy reads, by the address of what it writes
 _recordings: list[list[torch.Tensor]] = []  # the buffers of each recording under way
 
 
@@ -53,8 +55,10 @@ def recorded() -> Iterator[list[torch.Tensor]]:
 def require_alone() -> None:
     """Raise WorkbenchError where torch's partitioner is told to put saved tensors on the host, too."""
     if getattr(functorch_config, "enable_activation_offloading", False):
-        raise WorkbenchError("torch._functorch.config.enable_activation_offloading is on, and its partitioner chooses "
-                             "tensors for the host, too: turn it off, or drop the pass")
+        raise WorkbenchError(
+            "torch._functorch.config.enable_activation_offloading is on, and its partitioner chooses "
+            "tensors for the host, too: turn it off, or drop the pass"
+        )
 
 
 def require_pinned() -> None:
@@ -86,7 +90,9 @@ def _to_host(x: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
     if x.stride() != tuple(stride):
         x = torch.empty_strided(x.shape, stride, dtype=x.dtype, device=x.device).copy_(x)
     free = _free.get(_layout(x)) if not _recordings else None
-    host = free.pop() if free else torch.empty_strided(x.shape, stride, dtype=x.dtype, pin_memory=True)
+    host = (
+        free.pop() if free else torch.empty_strided(x.shape, stride, dtype=x.dtype, pin_memory=True)
+    )
     if _recordings:
         _recordings[-1].append(host)
     return _copy(x, host, x.device, "to host")
@@ -103,7 +109,9 @@ def _wait(made: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
     started = _pending.pop(made.data_ptr(), None)
     if started is not None:
         torch.cuda.current_stream((made if made.is_cuda else source).device).wait_event(started[0])
-        if not source.is_cuda and not _recordings:  # it is on the GPU again: another copy may take its buffer
+        if (
+            not source.is_cuda and not _recordings
+        ):  # it is on the GPU again: another copy may take its buffer
             _free.setdefault(_layout(source), []).append(source)
     return made
 

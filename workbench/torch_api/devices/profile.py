@@ -103,8 +103,10 @@ def load_profile(path: Path) -> MachineProfile:
         return MachineProfile.model_validate_json(path.read_bytes())
     except ValidationError as error:
         where = ".".join(map(str, error.errors()[0]["loc"])) or "the whole file"
-        raise WorkbenchError(f"{path}: {where}: missing, unknown or not as `workbench calibrate` writes it: measure "
-                             "the machine again") from None
+        raise WorkbenchError(
+            f"{path}: {where}: missing, unknown or not as `workbench calibrate` writes it: measure "
+            "the machine again"
+        ) from None
 
 
 def _elsewhere(profile: MachineProfile) -> str:
@@ -135,12 +137,18 @@ def _between(grid: Mapping[tuple[int, ...], float], at: Sequence[float]) -> floa
         high = min((c for c in known if c >= wanted), default=known[-1])
         share = math.log(wanted / low) / math.log(high / low) if low < wanted < high else 0.0
         sides.append(((low, 1 - share), (high, share)))
-    corners = [(tuple(c for c, _ in picked), math.prod(w for _, w in picked)) for picked in itertools.product(*sides)]
+    corners = [
+        (tuple(c for c, _ in picked), math.prod(w for _, w in picked))
+        for picked in itertools.product(*sides)
+    ]
     found = [(grid[corner], weight) for corner, weight in corners if weight and corner in grid]
     if not found:
         return grid[min(grid, key=lambda corner: sum(math.log(c / max(w, 1)) ** 2
                                                      for c, w in zip(corner, at, strict=True)))]
-    return math.exp(sum(weight * math.log(value) for value, weight in found) / sum(weight for _, weight in found))
+    return math.exp(
+        sum(weight * math.log(value) for value, weight in found)
+        / sum(weight for _, weight in found)
+    )
 
 
 def _along(rows: Sequence[tuple[float, float]], at: float) -> float:
@@ -159,8 +167,9 @@ class MeasuredSpec(DeviceSpec):
 
     profile: MachineProfile | None = field(default=None, repr=False, compare=False)
     _moves: tuple[tuple[float, float], ...] = field(default=(), repr=False, compare=False)
-    _sent: Mapping[tuple[str, int], tuple[tuple[float, float], ...]] = field(default_factory=dict, repr=False,
-                                                                            compare=False)
+    _sent: Mapping[tuple[str, int], tuple[tuple[float, float], ...]] = field(
+        default_factory=dict, repr=False, compare=False
+    )
 
     @property
     def trust(self) -> str:
@@ -181,14 +190,19 @@ class MeasuredSpec(DeviceSpec):
         rate = _between({(r.m, r.k, r.n): 2 * r.m * r.k * r.n / r.ms for r in rows}, (m, k, n))
         return flop / rate
 
-    def attention_ms(self, flop: float, length: int, dim: int, backward: bool, dtype: torch.dtype) -> float:
+    def attention_ms(
+        self, flop: float, length: int, dim: int, backward: bool, dtype: torch.dtype
+    ) -> float:
         name = str(dtype).removeprefix("torch.")
         known = self.profile.attentions if self.profile else ()
         rows = [r for r in known if r.dtype == name and r.backward == backward]
         if not rows:
             return super().attention_ms(flop, length, dim, backward, dtype)
         per = 10 if backward else 4  # FLOP of unmasked attention, as the cost model counts them
-        rate = _between({(r.length, r.dim): per * r.heads * r.length**2 * r.dim / r.ms for r in rows}, (length, dim))
+        rate = _between(
+            {(r.length, r.dim): per * r.heads * r.length**2 * r.dim / r.ms for r in rows},
+            (length, dim),
+        )
         return flop / rate
 
     def sending_ms(self, kind: str, ranks: int, payload: float) -> float:
@@ -196,8 +210,14 @@ class MeasuredSpec(DeviceSpec):
         if not rows:
             return super().sending_ms(kind, ranks, payload)
         largest, ms = rows[-1]
-        if payload > largest and ms < 2 * rows[0][1]:  # only latency was measured: the link says what bytes cost
-            return ms + super().sending_ms(kind, ranks, payload) - super().sending_ms(kind, ranks, largest)
+        if (
+            payload > largest and ms < 2 * rows[0][1]
+        ):  # only latency was measured: the link says what bytes cost
+            return (
+                ms
+                + super().sending_ms(kind, ranks, payload)
+                - super().sending_ms(kind, ranks, largest)
+            )
         return _along(rows, payload)
 
 
@@ -215,11 +235,16 @@ def measured_spec(name: str, profile: MachineProfile) -> MeasuredSpec:
     for row in profile.collectives:
         groups.setdefault((row.kind, row.ranks), []).append((row.bytes, row.ms))
     given = {key: getattr(sheet, key) for key in DeviceSpec.__dataclass_fields__}
-    given |= {"name": name, "compute_slowdown": profile.compute_slowdown or 1.0,
-              "collective_slowdown": profile.collective_slowdown or 1.0,
-              "product_delays": profile.product_delays or 0.0,
-              "launch_us": profile.launch_us, "view_us": profile.view_us, "wrapper_us": profile.wrapper_us,
-              "host_gbps": profile.host_gbps or sheet.host_gbps}
+    given |= {
+        "name": name,
+        "compute_slowdown": profile.compute_slowdown or 1.0,
+        "collective_slowdown": profile.collective_slowdown or 1.0,
+        "product_delays": profile.product_delays or 0.0,
+        "launch_us": profile.launch_us,
+        "view_us": profile.view_us,
+        "wrapper_us": profile.wrapper_us,
+        "host_gbps": profile.host_gbps or sheet.host_gbps,
+    }
     return MeasuredSpec(**given, profile=profile,
                         _moves=tuple(sorted((m.bytes, m.ms) for m in profile.moves)),
                         _sent={key: _monotonic(rows) for key, rows in groups.items()})
@@ -237,8 +262,10 @@ def device_spec(device: str | DeviceSpec) -> DeviceSpec:
     path = Path(device) if device.endswith(".json") else MACHINES / f"{device}.json"
     if not path.is_file():
         known = [*DEVICES, *sorted(p.stem for p in MACHINES.glob("*.json"))]
-        raise WorkbenchError(f"unknown device {device!r}: one of {', '.join(known)}, a file that `workbench calibrate` "
-                             "wrote, or a DeviceSpec with your own figures")
+        raise WorkbenchError(
+            f"unknown device {device!r}: one of {', '.join(known)}, a file that `workbench calibrate` "
+            "wrote, or a DeviceSpec with your own figures"
+        )
     return _loaded(path, path.stat().st_mtime_ns)
 
 

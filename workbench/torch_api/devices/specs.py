@@ -69,7 +69,9 @@ class DeviceSpec:
         """A product whose result is m x n, at EFFICIENCY of the peak; n counts the columns of all of a batch."""
         return 1e3 * flop / (EFFICIENCY * self.peak(dtype))
 
-    def attention_ms(self, flop: float, length: int, dim: int, backward: bool, dtype: torch.dtype) -> float:
+    def attention_ms(
+        self, flop: float, length: int, dim: int, backward: bool, dtype: torch.dtype
+    ) -> float:
         """Attention over `length` keys with heads of size `dim`; flop: of all pairs, also where a mask leaves some out.
         """
         return 1e3 * flop / (EFFICIENCY * self.peak(dtype))
@@ -84,7 +86,9 @@ class DeviceSpec:
         return self.latency_us / 1e3 + trips * payload * (ranks - 1) / ranks / (rate * 1e9) * 1e3
 
 
-def _gpu(name: str, half: float, single: float, double: float, dram: float, link: float, generation: str) -> DeviceSpec:
+def _gpu(
+    name: str, half: float, single: float, double: float, dram: float, link: float, generation: str
+) -> DeviceSpec:
     tflops = {"bfloat16": half, "float16": half, "float32": single, "float64": double}
     pcie = 50.0 if generation == "HOPPER" else 25.0
     return DeviceSpec(name, tflops, dram, link, pcie, generation=generation, host_gbps=pcie)

@@ -39,7 +39,9 @@ def _real(value: Any, device: torch.device) -> Any:
 def measured_ms(node: Node, device: torch.device) -> float:
     """The median of a few runs of one operator node after warm-up, in milliseconds. No other rank takes part."""
     with unset_fake_temporarily(), _disable_current_modes(), torch.no_grad():
-        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: _real(n.meta.get("val"), device))
+        args, kwargs = torch.fx.map_arg(
+            (node.args, node.kwargs), lambda n: _real(n.meta.get("val"), device)
+        )
         times = []
         for _ in range(WARMUP + REPEATS):
             if device.type == "cuda":

@@ -25,10 +25,17 @@ def ranks_of(mesh: device_mesh.DeviceMesh) -> list[int]:
 
 
 def local_shape(
-    shape: Sequence[int], mesh: Sequence[int], coordinate: Sequence[int], placements: Sequence[Placement]
+    shape: Sequence[int],
+    mesh: Sequence[int],
+    coordinate: Sequence[int],
+    placements: Sequence[Placement],
 ) -> tuple[int, ...]:
     """The local shape of a DTensor on the rank at `coordinate` of a mesh of that shape. Creates no mesh."""
-    return tuple(_compute_local_shape_and_global_offset(tuple(shape), tuple(mesh), list(coordinate), placements)[0])
+    return tuple(
+        _compute_local_shape_and_global_offset(
+            tuple(shape), tuple(mesh), list(coordinate), placements
+        )[0]
+    )
 
 
 def strided_shard(dim: int, split_factor: int) -> Placement:
@@ -62,6 +69,8 @@ class CollectiveLog(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         kind = collective_kind(func)
         if kind is not None:
-            group = next(str(a) for a in reversed((*args, *(kwargs or {}).values())) if isinstance(a, str))
+            group = next(
+                str(a) for a in reversed((*args, *(kwargs or {}).values())) if isinstance(a, str)
+            )
             self.seen.append((kind, group, tensor_bytes(args[0]), tensor_bytes(result)))
         return result

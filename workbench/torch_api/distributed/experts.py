@@ -15,7 +15,10 @@ from workbench.torch_api.ops import EXPECTED
 
 
 def all_to_all(
-    x: torch.Tensor, mesh: DeviceMesh | None, received: Sequence[int] | None = None, sent: Sequence[int] | None = None
+    x: torch.Tensor,
+    mesh: DeviceMesh | None,
+    received: Sequence[int] | None = None,
+    sent: Sequence[int] | None = None,
 ) -> torch.Tensor:
     """Exchange rows of x over the 1-D `mesh`, in rank order: `sent[i]` rows to rank i, `received[i]` rows from it.
 
@@ -39,7 +42,10 @@ def grouped_matmul(
     """
     if rows.is_cuda and rows.dtype == torch.bfloat16:
         return grouped_mm(rows, weights, offs=sizes.cumsum(0, dtype=torch.int32))
-    parts = [part @ weight for part, weight in zip(rows.split(list(counts)), weights.unbind(), strict=True)]
+    parts = [
+        part @ weight
+        for part, weight in zip(rows.split(list(counts)), weights.unbind(), strict=True)
+    ]
     return torch.cat(parts)
 
 

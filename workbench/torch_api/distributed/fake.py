@@ -41,7 +41,11 @@ def cached(graph: Graph, mode: FakeTensorMode | None = None) -> Iterator[None]:
     """
     values = [n.meta.get(key) for n in graph.nodes for key in ("val", "example_value")]
     mode = mode or detect_fake_mode([n.meta.get("val") for n in graph.find_nodes(op="placeholder")])
-    with mock.patch.object(mode, "cache_enabled", not is_symbolic(values)) if mode else contextlib.nullcontext():
+    with (
+        mock.patch.object(mode, "cache_enabled", not is_symbolic(values))
+        if mode
+        else contextlib.nullcontext()
+    ):
         yield
 
 

@@ -45,8 +45,11 @@ def launches(stacks: bool) -> list[Launch]:
 
     if not dist.is_initialized():
         return []
-    groups = {str(name): tuple(sorted(_world.pg_group_ranks[group])) for group, name in dict(_world.pg_names).items()
-              if group in _world.pg_group_ranks}
+    groups = {
+        str(name): tuple(sorted(_world.pg_group_ranks[group]))
+        for group, name in dict(_world.pg_names).items()
+        if group in _world.pg_group_ranks
+    }
     entries = []
     for dump in ("_dump_fr_trace", "_dump_nccl_trace"):  # CPU backends; NCCL, where torch has it
         if hasattr(c10d, dump):
@@ -73,6 +76,8 @@ def _launch(entry: dict, groups: dict[str, tuple[int, ...]]) -> Launch:  # type:
         tuple(map(tuple, entry["input_sizes"])),
         tuple(_DTYPES.get(name, name.lower()) for name in entry["input_dtypes"]),
         bool(entry["retired"]) or entry["state"] == "completed",
-        tuple((frame["filename"], frame["line"], frame["name"]) for frame in entry.get("frames", ())),
+        tuple(
+            (frame["filename"], frame["line"], frame["name"]) for frame in entry.get("frames", ())
+        ),
         entry["record_id"],
     )

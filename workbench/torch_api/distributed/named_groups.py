@@ -37,8 +37,10 @@ def rename_groups(graph: GraphModule, names: Mapping[str, str]) -> None:
         if group is None:
             continue
         if not isinstance(group, str) or group not in names:
-            raise WorkbenchError(f"{node.name}, {node.target}, runs over process group {group}, which is "
-                                 "neither a mesh axis nor all ranks: no other rank can find it by name")
+            raise WorkbenchError(
+                f"{node.name}, {node.target}, runs over process group {group}, which is "
+                "neither a mesh axis nor all ranks: no other rank can find it by name"
+            )
         name = names[group]
         node.args = tuple(name if value == group else value for value in node.args)
         if "group_name" in node.kwargs:

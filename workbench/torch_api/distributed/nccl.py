@@ -36,6 +36,8 @@ def refuse_registered_buffers() -> None:
     if not dist.is_initialized() or dist.get_backend() != "nccl" or dist.get_world_size() == 1:
         return
     if os.environ.get(REGISTER) != "0":
-        raise WorkbenchError(f"pass 'cudagraph' records NCCL's collectives, and NCCL was started here without "
-                             f"{REGISTER}=0: set it in this process's environment before init_process_group, "
-                             "or drop the pass")
+        raise WorkbenchError(
+            f"pass 'cudagraph' records NCCL's collectives, and NCCL was started here without "
+            f"{REGISTER}=0: set it in this process's environment before init_process_group, "
+            "or drop the pass"
+        )

@@ -7,7 +7,11 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from torch.distributed._local_tensor import LocalTensor, LocalTensorMode, maybe_disable_local_tensor_mode
+from torch.distributed._local_tensor import (
+    LocalTensor,
+    LocalTensorMode,
+    maybe_disable_local_tensor_mode,
+)
 
 __all__ = ["is_per_rank", "make_per_rank", "per_rank_values", "simulate_ranks"]
 
@@ -19,7 +23,9 @@ def simulate_ranks(size: int) -> AbstractContextManager[Any]:
 
 def make_per_rank(make: Callable[[int], torch.Tensor], ranks: range) -> torch.Tensor:
     """One tensor that holds `make(rank)` for each rank."""
-    with maybe_disable_local_tensor_mode():  # or each tensor that `make` returns would hold values of all ranks
+    with (
+        maybe_disable_local_tensor_mode()
+    ):  # or each tensor that `make` returns would hold values of all ranks
         values = {rank: make(rank) for rank in ranks}
     return LocalTensor(values)
 

@@ -20,8 +20,11 @@ from torch.distributed.distributed_c10d import _resolve_process_group
 
 from workbench.errors import WorkbenchError
 
-_TOO_SMALL = re.compile(r"get_symm_mem_workspace\(\): the requested size \((\d+) bytes\).*?\((\d+) bytes\)"
-                        r".*?group_name=\"([^\"]*)\"", re.S)
+_TOO_SMALL = re.compile(
+    r"get_symm_mem_workspace\(\): the requested size \((\d+) bytes\).*?\((\d+) bytes\)"
+    r".*?group_name=\"([^\"]*)\"",
+    re.S,
+)
 
 
 def missing_for(group: str) -> str:
@@ -33,10 +36,16 @@ def missing_for(group: str) -> str:
     here = (socket.gethostname(), torch.cuda.current_device())
     dist.all_gather_object(answers, here, group=_resolve_process_group(group))  # type: ignore[arg-type]
     hosts = sorted({host for host, _ in answers})
-    lacking = f"the ranks of {group!r} are on {len(hosts)} hosts, {', '.join(hosts)}" if len(hosts) > 1 else ""
+    lacking = (
+        f"the ranks of {group!r} are on {len(hosts)} hosts, {', '.join(hosts)}"
+        if len(hosts) > 1
+        else ""
+    )
     for _, other in answers if not lacking else ():
         if other != here[1] and not torch.cuda.can_device_access_peer(here[1], other):
-            lacking = f"GPU {here[1]} cannot read the memory of GPU {other} (no peer-to-peer access)"
+            lacking = (
+                f"GPU {here[1]} cannot read the memory of GPU {other} (no peer-to-peer access)"
+            )
     dist.all_gather_object(answers, lacking, group=_resolve_process_group(group))  # type: ignore[arg-type]
     return next(filter(None, answers), "")
 
@@ -64,7 +73,9 @@ def recording(where: str) -> Iterator[None]:
         yield
     except RuntimeError as error:
         # the end of a recording that has failed may raise an error of its own on top
-        said = next(filter(None, (_TOO_SMALL.search(str(e)) for e in (error, error.__context__) if e)), None)
+        said = next(
+            filter(None, (_TOO_SMALL.search(str(e)) for e in (error, error.__context__) if e)), None
+        )
         if said is None:
             raise
         needed, reserved, group = int(said[1]), int(said[2]), said[3]
@@ -73,7 +84,8 @@ def recording(where: str) -> Iterator[None]:
             f"it on each rank, {reserved:,} are reserved, and a recording cannot add to them: put what changes the "
             "products before the pass 'async_tensor_parallel', which reserves their bytes, or call "
             f"symmetric_memory.reserve({group!r}, {needed}) of workbench.torch_api.distributed on every rank before "
-            "the step runs") from error
+            "the step runs"
+        ) from error
 
 
 @contextmanager
@@ -85,7 +97,9 @@ def as_two_operators(device: str) -> Iterator[None]:
     library = torch.library.Library("symm_mem", "IMPL")
     try:
         library.impl("fused_all_gather_matmul", symm_mem._fused_all_gather_matmul_fallback, device)
-        library.impl("fused_matmul_reduce_scatter", symm_mem._fused_matmul_reduce_scatter_fallback, device)
+        library.impl(
+            "fused_matmul_reduce_scatter", symm_mem._fused_matmul_reduce_scatter_fallback, device
+        )
         yield
     finally:
         library._destroy()

@@ -89,5 +89,7 @@ def twin_group(name: str) -> str:
     group = _resolve_process_group(name)  # type: ignore[arg-type]
     if group not in _TWINS:
         ranks, backend = dist.get_process_group_ranks(group), dist.get_backend(group)
-        _TWINS[group] = dist.new_group(ranks, backend=backend, use_local_synchronization=True).group_name
+        _TWINS[group] = dist.new_group(
+            ranks, backend=backend, use_local_synchronization=True
+        ).group_name
     return _TWINS[group]

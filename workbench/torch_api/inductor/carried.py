@@ -54,12 +54,17 @@ def _empty_cache() -> Iterator[tuple[str, dict[str, str]]]:
     """A temporary folder, and the variables that make it the cache. WorkbenchError where its disk is full."""
     with temporary(tempfile.TemporaryDirectory) as cache:
         try:
-            yield cache, {"TORCHINDUCTOR_CACHE_DIR": cache, "TRITON_CACHE_DIR": f"{cache}/{_TRITON}"}
+            yield (
+                cache,
+                {"TORCHINDUCTOR_CACHE_DIR": cache, "TRITON_CACHE_DIR": f"{cache}/{_TRITON}"},
+            )
         except WorkbenchError as error:  # with the words of Inductor or g++; who writes elsewhere raises another error
             if not (why := full_disk(str(error))):
                 raise
-            raise WorkbenchError(f"Inductor's cache in {cache} cannot be written: {why}: free space there, or set "
-                                 "TMPDIR to another folder") from None
+            raise WorkbenchError(
+                f"Inductor's cache in {cache} cannot be written: {why}: free space there, or set "
+                "TMPDIR to another folder"
+            ) from None
 
 
 @contextlib.contextmanager
@@ -90,8 +95,12 @@ def _copy(source: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f"{target.name}.{os.getpid()}")
     if source.name.startswith(_GROUP):
-        files = json.loads(source.read_text())["child_paths"]  # which names them by their absolute paths
-        partial.write_text(json.dumps({"child_paths": {name: str(target.with_name(name)) for name in files}}))
+        files = json.loads(source.read_text())[
+            "child_paths"
+        ]  # which names them by their absolute paths
+        partial.write_text(
+            json.dumps({"child_paths": {name: str(target.with_name(name)) for name in files}})
+        )
     else:
         shutil.copy(source, partial)
     partial.replace(target)  # several ranks may install one kernel at once
@@ -106,10 +115,17 @@ def rebuild(folder: Path, command: list[str]) -> None:
     with _empty_cache() as (cache, variables):
         for chosen in folder.rglob(f"*{_CHOSEN}"):
             _copy(chosen, Path(cache) / chosen.relative_to(folder))
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | variables | {
-            "PYTHONPATH": os.pathsep.join(filter(None, sys.path))})
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            check=False,
+            env=os.environ | variables | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        )
         if done.returncode:
-            raise WorkbenchError(f"the code that was compiled cannot be loaded: {done.stderr[-2000:]}")
+            raise WorkbenchError(
+                f"the code that was compiled cannot be loaded: {done.stderr[-2000:]}"
+            )
         shutil.rmtree(folder, ignore_errors=True)
         for built in _built(Path(cache)):
             _copy(built, folder / built.relative_to(cache))

@@ -66,10 +66,15 @@ def watched() -> Iterator[list[Lowered]]:
 
     def scheduled(self: Any) -> Any:
         if open_graphs:
-            open_graphs[-1] |= {"steps": tuple(n.get_name() for n in self.nodes), "estimate": _estimate(self)}
+            open_graphs[-1] |= {
+                "steps": tuple(n.get_name() for n in self.nodes),
+                "estimate": _estimate(self),
+            }
         result = codegen(self)
         if open_graphs:
-            open_graphs[-1]["sizes"] = {name: _size(buffer.node) for name, buffer in self.name_to_buf.items()}
+            open_graphs[-1]["sizes"] = {
+                name: _size(buffer.node) for name, buffer in self.name_to_buf.items()
+            }
         return result
 
     def parted(self: Any) -> Any:
@@ -91,9 +96,12 @@ def watched() -> Iterator[list[Lowered]]:
             open_graphs.pop()
         return result
 
-    with (torch._inductor.config.patch({"force_disable_caches": True}),
-          patch.object(Scheduler, "codegen", scheduled), patch.object(Scheduler, "graph_partition", parted),
-          patch.object(GraphLowering, "codegen", lowered)):
+    with (
+        torch._inductor.config.patch({"force_disable_caches": True}),
+        patch.object(Scheduler, "codegen", scheduled),
+        patch.object(Scheduler, "graph_partition", parted),
+        patch.object(GraphLowering, "codegen", lowered),
+    ):
         yield found
 
 
@@ -152,7 +160,9 @@ def _compiled_when_called() -> Iterator[None]:
 
 
 @contextmanager
-def _wrapper_goes_to(device: str, receive: Callable[[GraphModule], Callable[..., Any]]) -> Iterator[None]:
+def _wrapper_goes_to(
+    device: str, receive: Callable[[GraphModule], Callable[..., Any]]
+) -> Iterator[None]:
     """Inside, the device has a backend that takes the wrapper as an FX graph, registered like an out-of-tree one."""
     from torch._inductor.codegen import common
     from torch._inductor.codegen.wrapper_fxir import WrapperFxCodegen
@@ -163,11 +173,17 @@ def _wrapper_goes_to(device: str, receive: Callable[[GraphModule], Callable[...,
 
     common.init_backend_registration()
     known = common.device_codegens[device]
-    tables = (common.device_codegens, common.custom_backend_passes, common.custom_backend_codegen_configs)
+    tables = (
+        common.device_codegens,
+        common.custom_backend_passes,
+        common.custom_backend_codegen_configs,
+    )
     with ExitStack() as stack:
         for table in tables:
             stack.enter_context(patch.dict(table))
-        common.register_backend_for_device(device, known.scheduling, known.wrapper_codegen, None, Received)
+        common.register_backend_for_device(
+            device, known.scheduling, known.wrapper_codegen, None, Received
+        )
         yield
 
 
@@ -209,7 +225,9 @@ def name_inputs(graph: GraphModule) -> dict[str, str]:
     named = {}
     for i, node in enumerate(graph.graph.find_nodes(op="placeholder")):
         named[f"arg{i}_1"] = node.name
-        node.name = node.target = f"arg{i}_1"  # as torch.export does: torch.fx would avoid a used name
+        node.name = node.target = (
+            f"arg{i}_1"  # as torch.export does: torch.fx would avoid a used name
+        )
     graph.recompile()
     return named
 

@@ -37,7 +37,10 @@ def joined_kept() -> AbstractContextManager[Any]:
         return replace(found, extra_check=lambda node: found.extra_check(node) and not any(
             _is_joined(node.args[place]) for place in _places(found.mutated_arg)))
 
-    return patch.dict(reinplace.inplaceable_ops, {target: kept(op) for target, op in reinplace.inplaceable_ops.items()})
+    return patch.dict(
+        reinplace.inplaceable_ops,
+        {target: kept(op) for target, op in reinplace.inplaceable_ops.items()},
+    )
 
 
 def _places(mutated: int | tuple[int, ...]) -> tuple[int, ...]:

@@ -36,8 +36,10 @@ class KeptOrder(getattr(custom_graph_pass, "CustomSchedulerPass", object)):  # t
         try:
             return [nodes[i] for i in nx.lexicographical_topological_sort(needs, keys.__getitem__)]
         except nx.NetworkXUnfeasible:
-            raise WorkbenchError("full_inductor_compilation: some of Inductor's kernels wait for each other: set "
-                                 "keep_order = false") from None
+            raise WorkbenchError(
+                "full_inductor_compilation: some of Inductor's kernels wait for each other: set "
+                "keep_order = false"
+            ) from None
 
 
 class KeptFusions(InductorChoices):
@@ -72,13 +74,17 @@ class KeptFusions(InductorChoices):
         self._of, place = scheduler, _places()
         nodes = [part for node in scheduler.nodes for part in node.get_nodes()]
         needs, names = _needs(nodes), [part.get_name() for part in nodes]
-        self._last = {name: _last_origin(part, place) for name, part in zip(names, nodes, strict=True)}
+        self._last = {
+            name: _last_origin(part, place) for name, part in zip(names, nodes, strict=True)
+        }
         first = {name: self._last[name] if is_collective(part.node) else len(place)
                  for name, part in zip(names, nodes, strict=True)}
         self._due = {}
         for i in reversed(list(nx.topological_sort(needs))):
             users = [names[user] for user in needs.successors(i)]
-            self._due[names[i]] = min((min(first[user], self._due[user]) for user in users), default=len(place))
+            self._due[names[i]] = min(
+                (min(first[user], self._due[user]) for user in users), default=len(place)
+            )
 
 
 def _places() -> dict[Node, int]:
@@ -93,15 +99,21 @@ def _needs(nodes: Sequence[Any]) -> nx.DiGraph[int]:
     maker = {name: i for i, node in enumerate(nodes) for name in node.get_buffer_names()}
     needs: nx.DiGraph[int] = nx.DiGraph()
     needs.add_nodes_from(range(len(nodes)))
-    needs.add_edges_from((maker[d.name], i) for i, node in enumerate(nodes) for d in node.unmet_dependencies
-                         if maker.get(d.name, i) != i)
+    needs.add_edges_from(
+        (maker[d.name], i)
+        for i, node in enumerate(nodes)
+        for d in node.unmet_dependencies
+        if maker.get(d.name, i) != i
+    )
     return needs
 
 
 def _last_origin(node: Any, place: Mapping[Node, int]) -> int:
     """The position of the last graph node that this scheduler node computes; after all others if there is none."""
     parts = [part.node for part in node.get_nodes() if part.node is not None]
-    return max((place[o] for part in parts for o in part.get_origins() if o in place), default=len(place))
+    return max(
+        (place[o] for part in parts for o in part.get_origins() if o in place), default=len(place)
+    )
 
 
 def graph_order() -> dict[str, Any]:

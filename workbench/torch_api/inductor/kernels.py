@@ -96,9 +96,13 @@ class _Watch:
         self.lowerings[id(V.graph)] = V.graph
         if isinstance(made_of, list | tuple):
             parts = [part for n in made_of if hasattr(n, "get_nodes") for part in n.get_nodes()]
-            origins = [o for part in parts if part.node is not None for o in part.node.get_origins()]
+            origins = [
+                o for part in parts if part.node is not None for o in part.node.get_origins()
+            ]
             writes = {name for part in parts for name in part.get_buffer_names()}
-            self.told.append(_Told(name, generated or "other", list(dict.fromkeys(origins)), [], writes))
+            self.told.append(
+                _Told(name, generated or "other", list(dict.fromkeys(origins)), [], writes)
+            )
             return
         origins, kind = list(made_of.get_origins()), _kind(made_of)
         # the origins include the inputs' nodes; origin_node is the kernel's own, but wrong for a collective
@@ -119,7 +123,12 @@ class _Watch:
             if alive.get(node.name) is node:
                 continue
             heir, passed = self.heirs.get(node), {node}
-            while heir is not None and heir not in alive and (on := stands.get(heir)) is not None and on not in passed:
+            while (
+                heir is not None
+                and heir not in alive
+                and (on := stands.get(heir)) is not None
+                and on not in passed
+            ):
                 passed.add(on)
                 heir = self.heirs.get(on)
             if heir is None or heir not in alive:
@@ -136,10 +145,16 @@ class _Watch:
         order = {name: i for i, name in enumerate(self.ours.values())}
 
         def named(nodes: Iterable[Node]) -> list[str]:
-            return [name for n in nodes for name in ([self.ours[n]] if n in self.ours else served.get(n, []))]
+            return [
+                name
+                for n in nodes
+                for name in ([self.ours[n]] if n in self.ours else served.get(n, []))
+            ]
 
         placed = {name for told in self.told for name in named(told.exact)}
-        inputs = {id(told): [n for n in named(told.around) if n not in placed] for told in self.told}
+        inputs = {
+            id(told): [n for n in named(told.around) if n not in placed] for told in self.told
+        }
         placed.update(*inputs.values())
         # a cat without a kernel: the kernels of its parts write into it
         joined = [(names, {part.get_name() for part in operation.inputs})
@@ -151,8 +166,14 @@ class _Watch:
             # a view without a kernel belongs to the call that reads it
             mine = {*named(told.exact), *inputs[id(told)],
                     *(n for names, parts in joined if parts & told.writes for n in names)}
-            others = [n.name for n in told.exact if n.op == "call_function" and n not in self.ours and n not in served]
-            calls.append((told.name, told.kind, tuple(sorted(mine, key=order.__getitem__)), tuple(others)))
+            others = [
+                n.name
+                for n in told.exact
+                if n.op == "call_function" and n not in self.ours and n not in served
+            ]
+            calls.append(
+                (told.name, told.kind, tuple(sorted(mine, key=order.__getitem__)), tuple(others))
+            )
         return {"format": _FORMAT, "calls": calls, "same": same, "removed": removed, "missing": self.missing}
 
 
@@ -162,7 +183,11 @@ def _kind(kernel: Any) -> str:
     operator = getattr(kernel, "op_overload", None)
     if operator is not None and waits(operator):
         return "wait"
-    return "collective" if operator is not None and (collective_kind(operator) or sends(operator)) else "extern"
+    return (
+        "collective"
+        if operator is not None and (collective_kind(operator) or sends(operator))
+        else "extern"
+    )
 
 
 @contextmanager
@@ -173,7 +198,9 @@ def watched() -> Iterator[None]:
     import torch._inductor.compile_fx as compile_fx
     import torch._inductor.debug as debug
 
-    told_by = {k: m for k, m in (("", debug), ("cpp", cpp), ("triton", triton)) if hasattr(m, _TOLD)}
+    told_by = {
+        k: m for k, m in (("", debug), ("cpp", cpp), ("triton", triton)) if hasattr(m, _TOLD)
+    }
     open_watches: list[_Watch] = []
     compile_one = compile_fx.fx_codegen_and_compile
 
@@ -190,9 +217,17 @@ def watched() -> Iterator[None]:
                 with suppress(Exception):
                     watch.close()
         try:
-            kept = watch.facts() if watch is not None else {"missing": ["kernels: the graph takes no hooks"]}
+            kept = (
+                watch.facts()
+                if watch is not None
+                else {"missing": ["kernels: the graph takes no hooks"]}
+            )
         except Exception as error:
-            kept = {"missing": [f"kernels: what was seen does not fit together: {type(error).__name__}: {error}"]}
+            kept = {
+                "missing": [
+                    f"kernels: what was seen does not fit together: {type(error).__name__}: {error}"
+                ]
+            }
         if not told_by:
             kept["missing"].append(f"kernels: this torch has no {_TOLD}")
         with suppress(Exception):
@@ -205,7 +240,9 @@ def watched() -> Iterator[None]:
                 try:
                     open_watches[-1].tell(generated, *args[:2])
                 except Exception as error:
-                    open_watches[-1].missing.append(f"a kernel's origins: {type(error).__name__}: {error}")
+                    open_watches[-1].missing.append(
+                        f"a kernel's origins: {type(error).__name__}: {error}"
+                    )
             return tell(*args, **kwargs)
 
         return told
@@ -213,7 +250,9 @@ def watched() -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(patch.object(compile_fx, "fx_codegen_and_compile", compiling))
         for generated, module in told_by.items():
-            stack.enter_context(patch.object(module, _TOLD, telling(generated, getattr(module, _TOLD))))
+            stack.enter_context(
+                patch.object(module, _TOLD, telling(generated, getattr(module, _TOLD)))
+            )
         yield
 
 
@@ -243,25 +282,39 @@ def seen(compiled: Any) -> Seen | None:
     if kept is None and code is None:
         return None
     if kept is None or kept.get("format") != _FORMAT:
-        why = ("Inductor took the code from its cache, where another program or version had left it: set "
-               "TORCHINDUCTOR_FORCE_DISABLE_CACHES=1, or empty the cache")
+        why = (
+            "Inductor took the code from its cache, where another program or version had left it: set "
+            "TORCHINDUCTOR_FORCE_DISABLE_CACHES=1, or empty the cache"
+        )
         return Seen(code=code or "", missing=(why,))
     calls = tuple(KernelCall(*call) for call in kept.get("calls", ()))
     missing = list(kept["missing"])
     if code is None:
         missing.append("the wrapper's code: this torch does not keep it")
     elif unseen := [name for name in sources(code) if name not in {c.name for c in calls}]:
-        missing.append(f"the calls of {len(unseen)} kernels that the code defines: {', '.join(unseen)}")
-    return Seen(calls, kept.get("same", {}), tuple(kept.get("removed", ())), code or "", tuple(missing))
+        missing.append(
+            f"the calls of {len(unseen)} kernels that the code defines: {', '.join(unseen)}"
+        )
+    return Seen(
+        calls, kept.get("same", {}), tuple(kept.get("removed", ())), code or "", tuple(missing)
+    )
 
 
 def sources(code: str) -> dict[str, str]:
     """The source of each kernel that a wrapper's Python code defines, by the kernel's name."""
     found = {}
     for line in ast.parse(code).body:
-        if (isinstance(line, ast.Assign) and isinstance(line.targets[0], ast.Name) and isinstance(line.value, ast.Call)
-                and ast.unparse(line.value.func).startswith("async_compile.")):
-            texts = [a.value for a in line.value.args if isinstance(a, ast.Constant) and isinstance(a.value, str)]
+        if (
+            isinstance(line, ast.Assign)
+            and isinstance(line.targets[0], ast.Name)
+            and isinstance(line.value, ast.Call)
+            and ast.unparse(line.value.func).startswith("async_compile.")
+        ):
+            texts = [
+                a.value
+                for a in line.value.args
+                if isinstance(a, ast.Constant) and isinstance(a.value, str)
+            ]
             if texts:
                 found[line.targets[0].id] = max(texts, key=len).strip("\n") + "\n"
     return found

@@ -53,13 +53,18 @@ def _written_only() -> Iterator[None]:
 
     def not_built(*_: Any, **__: Any) -> Callable[..., Any]:
         def kernel(*_: Any) -> Any:
-            raise WorkbenchError("this kernel was written and not built, on a fake world: take real ranks")
+            raise WorkbenchError(
+                "this kernel was written and not built, on a fake world: take real ranks"
+            )
 
         return kernel
 
     # Inductor caches wrappers by their text: one from here must not serve a compilation whose kernels will run
-    with (patch.object(AsyncCompile, "cpp_pybinding", not_built), patch.object(AsyncCompile, "cpp", not_built),
-          patch.dict(PyCodeCache.modules_no_attr)):
+    with (
+        patch.object(AsyncCompile, "cpp_pybinding", not_built),
+        patch.object(AsyncCompile, "cpp", not_built),
+        patch.dict(PyCodeCache.modules_no_attr),
+    ):
         yield
 
 
@@ -93,7 +98,14 @@ def compile_inner(
     compute_once(graph.graph, once)
     graph.graph.output_node().meta["user_visible_output_idxs"] = visible_outputs(graph, visible)
     record_original_output_strides(graph)
-    with (torch._inductor.config.patch(config), _guards.TracingContext.report_output_strides() as strides,
-          kernels.watched(), joined_kept(), nullcontext() if build else _written_only()):
-        compiled = compile_fx_inner(graph, example_inputs, is_backward=is_backward, static_input_idxs=static)
+    with (
+        torch._inductor.config.patch(config),
+        _guards.TracingContext.report_output_strides() as strides,
+        kernels.watched(),
+        joined_kept(),
+        nullcontext() if build else _written_only(),
+    ):
+        compiled = compile_fx_inner(
+            graph, example_inputs, is_backward=is_backward, static_input_idxs=static
+        )
     return compiled, list(strides or [])

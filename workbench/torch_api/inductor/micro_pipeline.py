@@ -44,7 +44,9 @@ def fuse_with_products(gm: GraphModule, group: str, kind: str, on_gpus: bool) ->
         else:  # torch 2.11 to 2.13 leave every graph as it is where torch was built without NCCL
             stack.enter_context(symm_mem._test_mode({group}))
             stack.enter_context(mock.patch.object(dist, "is_nccl_available", lambda: True))
-        stack.enter_context(gm._set_replace_hook(lambda old, new, user: replaced.setdefault(new, old)))
+        stack.enter_context(
+            gm._set_replace_hook(lambda old, new, user: replaced.setdefault(new, old))
+        )
         find, fuse = _HALVES[kind]
         for match in find(gm.graph):
             fuse(match)

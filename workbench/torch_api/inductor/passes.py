@@ -24,9 +24,15 @@ from torch.fx import Graph, GraphModule, Node
 from workbench.torch_api.flex import cpu_backward
 from workbench.torch_api.ops import op_name
 
-STAGES = {"pre_grad_passes": "pre-grad", "joint_graph_passes": "joint-graph", "post_grad_passes": "post-grad"}
+STAGES = {
+    "pre_grad_passes": "pre-grad",
+    "joint_graph_passes": "joint-graph",
+    "post_grad_passes": "post-grad",
+}
 _TORCH = Path(torch.__file__).parent
-_GRAPH_FILES = tuple(str(_TORCH / "fx" / name) for name in ("graph.py", "graph_module.py", "_lazy_graph_module.py"))
+_GRAPH_FILES = tuple(
+    str(_TORCH / "fx" / name) for name in ("graph.py", "graph_module.py", "_lazy_graph_module.py")
+)
 _OBSERVER = str(_TORCH / "fx" / "passes" / "graph_transform_observer.py")
 _MATCHER = str(_TORCH / "_inductor" / "pattern_matcher.py")
 
@@ -94,16 +100,26 @@ def _caller(frame: FrameType, drivers: set[CodeType]) -> tuple[FrameType | None,
 def _named(frame: FrameType, driver: FrameType, label: str) -> str:
     """The driver's name for a pass, with the name of its function, or of a method's object, where they differ."""
     own = frame.f_locals.get("self")
-    holder = next((k for k, v in driver.f_globals.items() if v is own), "") if own is not None else ""
+    holder = (
+        next((k for k, v in driver.f_globals.items() if v is own), "") if own is not None else ""
+    )
     function = holder or ("" if own is not None else frame.f_code.co_name.lstrip("_"))
     if not label or not function:
         return label or function or frame.f_code.co_name
-    return label if function.startswith(label) or label.startswith(function) else f"{label}: {function}"
+    return (
+        label
+        if function.startswith(label) or label.startswith(function)
+        else f"{label}: {function}"
+    )
 
 
 def _entry_name(entry: Any) -> str:
     handler = getattr(entry, "handler", None)
-    return getattr(handler, "__name__", None) or getattr(entry, "pattern_name", None) or "a replacement"
+    return (
+        getattr(handler, "__name__", None)
+        or getattr(entry, "pattern_name", None)
+        or "a replacement"
+    )
 
 
 @contextmanager
@@ -140,14 +156,24 @@ def watched(graph: str, seen: list[InductorPass]) -> Iterator[None]:
 
     def on_call(frame: FrameType, event: str, _: Any) -> Any:
         code = frame.f_code
-        if matches and code.co_name == "apply" and code.co_filename == _MATCHER and "match" in code.co_varnames[:2]:
+        if (
+            matches
+            and code.co_name == "apply"
+            and code.co_filename == _MATCHER
+            and "match" in code.co_varnames[:2]
+        ):
             matches[-1][_entry_name(frame.f_locals["self"])] += 1
         if _passes_through(code) or frame.f_back is None:
             return None
         if frame.f_back.f_code not in drivers and not _passes_through(frame.f_back.f_code):
             return None
         driver, name = _caller(frame, drivers.keys())  # type: ignore[arg-type]
-        if driver is None or code in drivers or code.co_name == "__init__" or _graph_given(frame) is None:
+        if (
+            driver is None
+            or code in drivers
+            or code.co_name == "__init__"
+            or _graph_given(frame) is None
+        ):
             return None
         frame.f_trace_lines = False
         return on_return(frame, driver, name)
@@ -212,6 +238,11 @@ def post_grad(compile_one: Callable[[], Any], which: str) -> list[InductorPass]:
 
     seen: list[InductorPass] = []
     caches = torch._inductor.config.patch(force_disable_caches=True)
-    with watched(which, seen), patch.object(compile_fx, "GraphLowering", stop), caches, suppress(_Enough):
+    with (
+        watched(which, seen),
+        patch.object(compile_fx, "GraphLowering", stop),
+        caches,
+        suppress(_Enough),
+    ):
         compile_one()
     return seen

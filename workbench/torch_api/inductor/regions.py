@@ -62,7 +62,9 @@ def check_options(config: Mapping[str, Any], where: str) -> None:
     known = torch._inductor.config.get_config_copy()
     for key, value in config.items():
         if isinstance(known.get(key), bool) and isinstance(value, str):
-            raise WorkbenchError(f"{where}: Inductor's option {key!r} is true or false, and not {value!r}")
+            raise WorkbenchError(
+                f"{where}: Inductor's option {key!r} is true or false, and not {value!r}"
+            )
         if key not in known:
             near = difflib.get_close_matches(key, known, 1)
             hint = f"did you mean {near[0]!r}?" if near else "see torch/_inductor/config.py"
@@ -71,7 +73,9 @@ def check_options(config: Mapping[str, Any], where: str) -> None:
 
 def check_operators(names: Iterable[str], where: str) -> None:
     """Raise WorkbenchError for a name that no operator of torch has, with the nearest."""
-    known = {full.partition("::")[2].partition(".")[0] for full in torch._C._dispatch_get_all_op_names()}
+    known = {
+        full.partition("::")[2].partition(".")[0] for full in torch._C._dispatch_get_all_op_names()
+    }
     for name in names:
         if name not in known:
             near = difflib.get_close_matches(name, known, 1)
@@ -103,7 +107,9 @@ def _with_modules(graph: GraphModule, nodes: Sequence[Node]) -> list[Node]:
     out = []
     for node in nodes:
         for given in node.all_input_nodes:
-            if given.op == "get_attr" and isinstance(getattr(graph, str(given.target), None), GraphModule):
+            if given.op == "get_attr" and isinstance(
+                getattr(graph, str(given.target), None), GraphModule
+            ):
                 with graph.graph.inserting_before(node):
                     copy = graph.graph.node_copy(given)
                 node.replace_input_with(given, copy)
@@ -112,7 +118,9 @@ def _with_modules(graph: GraphModule, nodes: Sequence[Node]) -> list[Node]:
     return out
 
 
-def cut_out(graph: GraphModule, parts: Sequence[tuple[str, list[Node]]], at: Sequence[Node]) -> list[tuple[str, Node]]:
+def cut_out(
+    graph: GraphModule, parts: Sequence[tuple[str, list[Node]]], at: Sequence[Node]
+) -> list[tuple[str, Node]]:
     """Replace each part by a call of a submodule: (group, call), in the order of the parts.
 
     A call takes the place of its node of `at`, or the next one where its inputs are there. The nodes outside keep their
@@ -132,8 +140,12 @@ def cut_out(graph: GraphModule, parts: Sequence[tuple[str, list[Node]]], at: Seq
     place |= {call.name: at for (_, call), at in zip(made, wanted, strict=True)}
     output, needs = graph.graph.output_node(), nx.DiGraph()
     needs.add_nodes_from(graph.graph.nodes)
-    needs.add_edges_from((given, node) for node in graph.graph.nodes for given in node.all_input_nodes)
-    for node in nx.lexicographical_topological_sort(needs, lambda n: (place.get(n.name, -1), n.name)):
+    needs.add_edges_from(
+        (given, node) for node in graph.graph.nodes for given in node.all_input_nodes
+    )
+    for node in nx.lexicographical_topological_sort(
+        needs, lambda n: (place.get(n.name, -1), n.name)
+    ):
         if node is not output:
             output.prepend(node)
     return made
@@ -152,7 +164,9 @@ def compile_call(graph: GraphModule, call: Node, name: str, config: dict[str, An
         inner = cast(GraphModule, graph.get_submodule(target))
         compiled = torch._inductor.standalone_compile(inner, inputs, **keywords)
     with graph.graph.inserting_after(call):
-        made = graph.graph.call_function(_function(name, compiled, made_by_inductor), call.args, call.kwargs)
+        made = graph.graph.call_function(
+            _function(name, compiled, made_by_inductor), call.args, call.kwargs
+        )
     made.meta = dict(call.meta)
     call.replace_all_uses_with(made)
     graph.graph.erase_node(call)
@@ -180,7 +194,11 @@ def made_of_region(function: Any) -> list[Any] | None:
 
     One result of Inductor is all that runs: AOTAutograd around it passes on tensors that need no gradient.
     """
-    return getattr(function, "made", None) if getattr(function, "__module__", None) == "regions" else None
+    return (
+        getattr(function, "made", None)
+        if getattr(function, "__module__", None) == "regions"
+        else None
+    )
 
 
 def seen_of(call: Node) -> list[kernels.Seen]:

@@ -21,7 +21,12 @@ from torch.fx.node import map_arg
 
 from workbench.errors import WorkbenchError
 from workbench.torch_api import aot
-from workbench.torch_api.inductor.carried import RANK_GPU, for_any_gpu, kernels_for, text_for_any_gpu
+from workbench.torch_api.inductor.carried import (
+    RANK_GPU,
+    for_any_gpu,
+    kernels_for,
+    text_for_any_gpu,
+)
 from workbench.torch_api.inductor.regions import made_of_region
 from workbench.torch_api.ops import is_fake, is_symbolic
 
@@ -48,12 +53,16 @@ class Compiled:
         """
         source = getattr(result, "source_code", None)
         if not isinstance(source, str) or not hasattr(result, "inputs_to_check"):
-            raise WorkbenchError(f"{where} was lowered to a {type(result).__name__}, which no file can "
-                                 "hold: drop that pass")
+            raise WorkbenchError(
+                f"{where} was lowered to a {type(result).__name__}, which no file can "
+                "hold: drop that pass"
+            )
         constants = [*(result.constants or {}), *(result.torchbind_constants or {})]
         if constants:
-            raise WorkbenchError(f"{where} was lowered to code that reads the constant {constants[0]!r} "
-                                 "from this process: make it a buffer of the model")
+            raise WorkbenchError(
+                f"{where} was lowered to code that reads the constant {constants[0]!r} "
+                "from this process: make it a buffer of the model"
+            )
         written = sorted(result.mutated_input_idxs or ())
         return cls(for_any_gpu(source), list(result.inputs_to_check), written)
 
@@ -111,7 +120,9 @@ class WrittenGraph:
     @property
     def digest(self) -> str:
         """SHA-256 of all that a compiler reads: equal digests mean equal code."""
-        constants = [(name, str(value.dtype), value.tolist()) for name, value in self.constants.items()]
+        constants = [
+            (name, str(value.dtype), value.tolist()) for name, value in self.constants.items()
+        ]
         texts = [self.source, str(constants), *(region.text for region in self.regions)]
         return hashlib.sha256("\n".join(texts).encode()).hexdigest()
 
@@ -182,8 +193,10 @@ def _constants(graph: GraphModule, where: str) -> dict[str, torch.Tensor]:
         if isinstance(value, torch.Tensor):
             if is_fake(value):
                 reader = next(iter(node.users))
-                raise WorkbenchError(f"{where} holds {node.target}, which {reader} reads, a constant "
-                                     "without values on a fake world: make it a buffer of the model")
+                raise WorkbenchError(
+                    f"{where} holds {node.target}, which {reader} reads, a constant "
+                    "without values on a fake world: make it a buffer of the model"
+                )
             constants[node.target] = value.detach()
     return constants
 

@@ -14,11 +14,15 @@ from torch import nn
 
 
 @contextlib.contextmanager
-def swapped(module: nn.Module, names: Sequence[tuple[str, Any]], values: Sequence[Any]) -> Iterator[None]:
+def swapped(
+    module: nn.Module, names: Sequence[tuple[str, Any]], values: Sequence[Any]
+) -> Iterator[None]:
     """The module on other parameters and buffers; afterwards its parts have the attributes that they had before."""
     tensors = {id(old): new for (_, old), new in zip(names, values, strict=True)}
     parts = list(module.modules())
-    before = [(part, dict(part._parameters), dict(part._buffers), dict(vars(part))) for part in parts]
+    before = [
+        (part, dict(part._parameters), dict(part._buffers), dict(vars(part))) for part in parts
+    ]
     for part in parts:
         for table in (part._parameters, part._buffers):
             table.update({name: tensors[id(old)] for name, old in table.items() if old is not None})

@@ -37,7 +37,9 @@ def refused_module(module: nn.Module, error: BaseException) -> str:
     """The path of the innermost module whose forward was being traced; of modules of one class the first."""
     path, inner = "", module
     for frame in _frames(error):
-        found = next((name for name, part in inner.named_modules() if name and _holds(part, frame)), "")
+        found = next(
+            (name for name, part in inner.named_modules() if name and _holds(part, frame)), ""
+        )
         if found and frame.name == "forward":
             path, inner = f"{path}.{found}".strip("."), inner.get_submodule(found)
     return path

@@ -30,7 +30,11 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from workbench.torch_api.aot import Graph
 from workbench.torch_api.tracing.module_state import noted_modules, swapped
 
-_LOCAL, _TORCH, _HERE = "_local_tensor", str(Path(torch.__file__).parent), str(Path(__file__).parent)
+_LOCAL, _TORCH, _HERE = (
+    "_local_tensor",
+    str(Path(torch.__file__).parent),
+    str(Path(__file__).parent),
+)
 
 
 @dataclass
@@ -97,7 +101,9 @@ class _Trace:
     gradients: list[str] = field(default_factory=list)
 
     def __call__(self, primals: list[Any], tangents: list[Any]) -> tuple[list[Any], list[Any]]:
-        off = torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize))
+        off = torch._C._ExcludeDispatchKeyGuard(
+            torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize)
+        )
         with off, FunctionalTensorMode(_allow_token_discovery=True):
             _tracer()._filter_traceback_frames = _own_frames
             held = [to_fun(value) for value in primals]
@@ -109,41 +115,65 @@ class _Trace:
             with swapped(self.module, [*self.parameters, *self.buffers], whole):
                 loss = self.module(*held[len(whole):])
             if not isinstance(loss, torch.Tensor) or loss.dim() or loss.grad_fn is None:
-                raise Untraceable("its forward returns no scalar tensor that depends on a parameter: return the mean "
-                                  "loss")
+                raise Untraceable(
+                    "its forward returns no scalar tensor that depends on a parameter: return the mean "
+                    "loss"
+                )
             _tag_forward()
             self._require_unwritten(whole)
             setup_stacktrace_preservation_hooks([loss.grad_fn])
-            trained = {name: tensor for (name, _), tensor in zip(self.parameters, whole, strict=False)
-                       if tensor.requires_grad}
+            trained = {
+                name: tensor
+                for (name, _), tensor in zip(self.parameters, whole, strict=False)
+                if tensor.requires_grad
+            }
             given = [to_fun(tangent).to(loss.dtype) for tangent in tangents]
             found = torch.autograd.grad(loss, list(trained.values()), given, allow_unused=True)
-            shards = dict(zip(trained, (None if g is None else from_fun(getattr(g, _LOCAL, g)) for g in found),
-                              strict=True))
+            shards = dict(
+                zip(
+                    trained,
+                    (None if g is None else from_fun(getattr(g, _LOCAL, g)) for g in found),
+                    strict=True,
+                )
+            )
             self.gradients = [name for name, value in shards.items() if value is not None]
-            news = {name: value for (name, _), value in zip(self.buffers, held[count:], strict=False)
-                    if has_data_mutation(value)}
+            news = {
+                name: value
+                for (name, _), value in zip(self.buffers, held[count:], strict=False)
+                if has_data_mutation(value)
+            }
             self.written = list(news)
-            return [*map(from_fun, news.values()), from_fun(loss)], [shards[name] for name in self.gradients]
+            return [*map(from_fun, news.values()), from_fun(loss)], [
+                shards[name] for name in self.gradients
+            ]
 
     def _require_unwritten(self, weights: list[Any]) -> None:
         for (name, _), value in zip(self.parameters, weights, strict=False):
             if has_data_mutation(value):
-                raise Untraceable(f"parameter {name} is written in the forward: write between the steps, under "
-                                  "torch.no_grad()")
+                raise Untraceable(
+                    f"parameter {name} is written in the forward: write between the steps, under "
+                    "torch.no_grad()"
+                )
 
     def describe(self, graph: Graph) -> None:
         """Give inputs and outputs torch's descriptors, and the nodes of the backward their tag."""
-        inputs: dict[str, Any] = {name: descriptors.ParamAOTInput(name) for name, _ in self.parameters}
+        inputs: dict[str, Any] = {
+            name: descriptors.ParamAOTInput(name) for name, _ in self.parameters
+        }
         inputs |= {name: descriptors.BufferAOTInput(name) for name, _ in self.buffers}
-        plain = [descriptors.PlainAOTInput(i) for i in range(len(graph.graph.find_nodes(op="placeholder")))]
+        plain = [
+            descriptors.PlainAOTInput(i)
+            for i in range(len(graph.graph.find_nodes(op="placeholder")))
+        ]
         loss = descriptors.PlainAOTOutput(0)
         nodes = graph.graph.find_nodes(op="placeholder")
         for i, (node, desc) in enumerate(zip(nodes, [*inputs.values(), *plain[:len(nodes) - len(inputs) - 1],
                                                      descriptors.TangentAOTInput(loss)], strict=True), 1):
             node.meta["desc"] = desc
             tangent = desc.is_tangent()
-            node.name = node.target = "tangents_1" if tangent else f"primals_{i}"  # as AOTAutograd names them
+            node.name = node.target = (
+                "tangents_1" if tangent else f"primals_{i}"
+            )  # as AOTAutograd names them
             node.meta["partitioner_tag"] = "is_backward" if tangent else "is_forward"
         outputs = [descriptors.InputMutationAOTOutput(inputs[name]) for name in self.written]
         gradients = [descriptors.GradAOTOutput(inputs[name]) for name in self.gradients]
@@ -181,7 +211,11 @@ def _copy_lines(graph: Graph) -> None:
             lines.setdefault(node.meta.get("seq_nr"), node.meta["stack_trace"])
     for node in graph.graph.nodes:
         line = lines.get(node.meta.get("seq_nr"))
-        if line is not None and node.meta.get("partitioner_tag") == "is_backward" and node.op == "call_function":
+        if (
+            line is not None
+            and node.meta.get("partitioner_tag") == "is_backward"
+            and node.op == "call_function"
+        ):
             node.meta["stack_trace"] = line
 
 
@@ -191,7 +225,9 @@ def _fake(value: Any, mode: FakeTensorMode) -> Any:
         return value
     local = getattr(value, _LOCAL, value)
     with mode:
-        return torch.empty_strided(local.shape, local.stride(), dtype=local.dtype, device=local.device)
+        return torch.empty_strided(
+            local.shape, local.stride(), dtype=local.dtype, device=local.device
+        )
 
 
 def _rewrapped(local: Any, like: torch.Tensor) -> torch.Tensor:
