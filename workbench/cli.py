@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from pkgutil import resolve_name
 
 from workbench.errors import WorkbenchError
 from workbench.notebook.lessons import commands
@@ -18,7 +19,6 @@ from workbench.pipeline.progress import loading_torch, telling
 from workbench.recipe import listings
 from workbench.recipe.arguments import Gone, add_pairs, count, seconds
 from workbench.recipe.files import writable
-from workbench.recipe.hooks import code_of
 from workbench.recipe.plugins import COMMANDS, load_plugins
 from workbench.recipe.recipe import Recipe, load_recipe
 from workbench.tools.command_end import FAILED, PASSED, colored, run_program, status_of, tell_report
@@ -295,7 +295,7 @@ def _plugin(args: argparse.Namespace) -> int:
     if command.changes:
         _import(args.files)
     with loading_torch():
-        run = code_of(command.code)
+        run = resolve_name(command.code)
     return int(run(*recipe, args))
 
 

@@ -25,7 +25,7 @@ from workbench.graph.model_contract import (
     require_trainable,
 )
 from workbench.graph.read.program import program
-from workbench.recipe.kinds import find_kind
+from workbench.recipe.hooks import hook_of
 from workbench.recipe.wording import counted
 from workbench.torch_api import aot
 from workbench.torch_api.determinism import deterministic
@@ -173,7 +173,7 @@ def capture(
     """
     refuse_padding(authored.module)
     args = tuple(batch) if batch is not None else authored.microbatch()
-    joint: JointGraph = find_kind("capture", by)(authored, args, decompositions)
+    joint: JointGraph = hook_of("capture", by)(authored, args, decompositions)
     set_facts(joint.graph, replace(authored_facts(authored), partitioner=joint.cut is None))
     settle(joint.graph)
     return joint

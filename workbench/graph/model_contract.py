@@ -14,8 +14,7 @@ from torch.fx import GraphModule, Node
 from workbench.authoring.authored import Authored
 from workbench.authoring.plans import AuthoringError
 from workbench.errors import WorkbenchError
-from workbench.recipe.kinds import KINDS
-from workbench.recipe.plugins import load_plugins
+from workbench.recipe.hooks import values_of
 from workbench.recipe.wording import counted
 from workbench.torch_api import aot
 from workbench.torch_api.module_paths import module_path
@@ -61,8 +60,7 @@ def not_captured(authored: Authored, error: Exception, *, by: str = "joint") -> 
     path, line = refused_module(authored.module, error), place(error)
     where = f"module {path}" if path else "it"
     at = f" at {line}" if line else ""
-    load_plugins()
-    others = [f'or try capture "{name}"' for name in KINDS["capture"] if name != by]
+    others = [f'or try capture "{name}"' for name in values_of("capture") if name != by]
     return (
         f"{named(authored)}: {where} cannot be captured{at}: {type(error).__name__}: {reason(error)}: change that "
         + ", ".join(["line", "or do it outside of the captured module", *others])

@@ -19,7 +19,7 @@ from workbench.graph.partition import ForwardBackward, Partitioned, Split, parti
 from workbench.passes.registry import find_pass
 from workbench.pipeline.run_passes import agree_on_collectives, capture_decompositions, run_joint, run_partitioned
 from workbench.recipe.contracts import Stage
-from workbench.recipe.kinds import find_kind
+from workbench.recipe.hooks import hook_of
 from workbench.recipe.recipe import Recipe
 from workbench.recipe.sections import PassSpec
 from workbench.world.mesh import World
@@ -30,7 +30,7 @@ LATE = (Stage.STEP, Stage.LOWERING, Stage.REPLAY)
 
 
 class PairStep:
-    """`training.step = "pair"`, and the base of the kinds that plugins declare: see `declare_kind`."""
+    """`training.step = "pair"`, and the base of the kinds that plugins declare: see `declare_hook`."""
 
     def require(self, authored: Authored) -> None:
         """Raise WorkbenchError, before anything is captured, for a module that no such step can be made of."""
@@ -54,7 +54,7 @@ class PairStep:
 
 def step_kind(recipe: Recipe) -> PairStep:
     """How the recipe's training step is made of its forward and backward."""
-    kind: PairStep = find_kind("training.step", recipe.training.step)()
+    kind: PairStep = hook_of("training.step", recipe.training.step)()
     return kind
 
 

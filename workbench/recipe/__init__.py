@@ -5,7 +5,6 @@
     edits        change a recipe by dotted key
     files        read users' files, write whole ones
     hooks        what the core calls by name, and a plugin has
-    kinds        kinds of capture and of training step
     listings     recipes and passes as text
     model_sizes  sizes of each family's flavors
     plugins      the door for other packages: passes and commands

@@ -1,35 +1,51 @@
-"""What the core calls by name, and a plugin has: `declare_hook` in its declarations, `hook` in the core."""
+"""What the core calls by name, and a plugin may have. A value of `capture` or `training.step` is a hook "KEY.VALUE"."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import Any
 
 from workbench.errors import WorkbenchError
 from workbench.recipe.plugins import load_plugins
 
-HOOKS: dict[str, str] = {}
+HOOKS = {"capture.joint": "workbench.graph.capture:by_aot_autograd",
+         "training.step.pair": "workbench.pipeline.stages:PairStep"}
+_FOLDERS = {"capture.traced": "traced_capture", "training.step.whole": "whole_step"}
 
 
 def declare_hook(name: str, code: str) -> None:
-    """Add the function "MODULE:FUNCTION" that the core calls at `name`, which is "FOLDER.WHAT"."""
+    """Add the function or class "MODULE:NAME" that the core calls at `name`: "FOLDER.WHAT" or "KEY.VALUE"."""
     HOOKS[name] = code
 
 
-def hook(name: str, asked: str) -> Callable[..., Any]:
-    """The function of a hook. WorkbenchError, which begins with what was asked for, where no plugin declares it."""
+def hook(name: str, asked: str) -> Any:
+    """The code of a hook. WorkbenchError, which begins with what was asked for, where no plugin declares it."""
     load_plugins()
     if name not in HOOKS:
         folder = name.partition(".")[0]
-        raise WorkbenchError(
-            f"{asked}: this needs the folder workbench/lab/{folder}, which is missing: install the "
-            "workbench again, or leave this out"
-        )
-    return code_of(HOOKS[name])
+        raise WorkbenchError(f"{asked}: this needs the folder workbench/lab/{folder}, which is missing: "
+                             "install the workbench again, or leave this out")
+    return resolve_name(HOOKS[name])
 
 
-def code_of(code: str) -> Callable[..., Any]:
-    """The function of "MODULE:FUNCTION"."""
-    module, _, function = code.partition(":")
-    return getattr(import_module(module), function)  # type: ignore[no-any-return]
+def values_of(key: str) -> list[str]:
+    """The values that a recipe's key may have."""
+    load_plugins()
+    return [name.removeprefix(f"{key}.") for name in HOOKS if name.startswith(f"{key}.")]
+
+
+def check_value(key: str, value: str) -> str:
+    """The value itself; ValueError where neither the core nor a plugin declares it."""
+    if value not in (known := values_of(key)):
+        folder = _FOLDERS.get(f"{key}.{value}")
+        missing = f" (it comes with workbench.lab.{folder}, which is not installed)" if folder else ""
+        raise ValueError(f"unknown {value!r}{missing}: one of {', '.join(known)}, or a plugin's")
+    return value
+
+
+def hook_of(key: str, value: str) -> Any:
+    """The code of a recipe's value. WorkbenchError for one that nobody declares."""
+    try:
+        return resolve_name(HOOKS[f"{key}.{check_value(key, value)}"])
+    except ValueError as error:
+        raise WorkbenchError(f"{key}: {error}") from None

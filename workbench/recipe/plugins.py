@@ -1,8 +1,8 @@
 """The door for packages that add to the workbench: the entry-point group `workbench.plugins`.
 
 An entry names a module of declarations, which imports no torch: `declare(PassContract(..., code=MODULE))` for a pass,
-`declare_command(Command(...))` for a command, `declare_kind(KEY, NAME, CODE)` of `recipe.kinds` for a capture or step,
-`declare_hook(NAME, CODE)` of `recipe.hooks`. Their code is named by string, and imported when it is used.
+`declare_command(Command(...))` for a command, and `declare_hook(NAME, CODE)` of `recipe.hooks` for all else that the
+core calls by name, also a kind of capture or of step. Their code is named by string, and imported when it is used.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from pydantic import Field, field_validator, model_validator
 
 from workbench.recipe.contracts import CONTRACTS
 from workbench.recipe.edits import apply_overrides, flatten
-from workbench.recipe.kinds import check_kind
+from workbench.recipe.hooks import check_value
 from workbench.recipe.rules import rule_problems
 from workbench.recipe.sections import DataSpec, Expectations, MeshSpec, ModelSpec, PassSpec, PrecisionSpec, TrainingSpec
 from workbench.recipe.strict_toml import (
@@ -57,7 +57,7 @@ class Recipe(Declared):
     @field_validator("capture")
     @classmethod
     def _known_capture(cls, value: str) -> str:
-        return check_kind("capture", value)
+        return check_value("capture", value)
 
     @model_validator(mode="after")
     def _rules(self) -> Self:

@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, NonNegativeInt, PositiveInt, ValidationInfo, field_validator, model_validator
 
 from workbench.errors import WorkbenchError
-from workbench.recipe.kinds import check_kind
+from workbench.recipe.hooks import check_value
 from workbench.recipe.model_sizes import SIZES
 from workbench.recipe.strict_toml import Declared
 
@@ -251,7 +251,7 @@ class TrainingSpec(Declared):
     @field_validator("step")
     @classmethod
     def _known_step(cls, value: str) -> str:
-        return check_kind("training.step", value)
+        return check_value("training.step", value)
 
     @field_validator("clip", mode="before")
     @classmethod

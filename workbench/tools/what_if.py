@@ -29,7 +29,7 @@ from workbench.pipeline.run_passes import capture_decompositions, choose, run_jo
 from workbench.pipeline.stages import LATE, PairStep, capture_joint, passes_before, step_kind
 from workbench.pipeline.train import deterministic
 from workbench.recipe.contracts import Stage
-from workbench.recipe.kinds import find_kind
+from workbench.recipe.hooks import hook_of
 from workbench.recipe.recipe import Recipe, diff_recipes
 from workbench.recipe.sections import PassSpec, listed
 from workbench.recipe.wording import aligned
@@ -265,7 +265,7 @@ def _graphs(recipe: Recipe, world: World, plan: ParallelPlan | None, call: _Call
         "recipe": repr(recipe.model_dump(exclude=_LATER)), "plan": plan, "code": code})
     joint = call("capture", capture_joint, recipe, authored, reads={
         "recipe": repr((table, step, recipe.capture)),
-        "code": (capture, find_kind("capture", recipe.capture), lowering.decomposition_table)})
+        "code": (capture, hook_of("capture", recipe.capture), lowering.decomposition_table)})
     for spec in recipe.joint_passes:
         joint = call(spec.name, _after_joint, joint, spec, reads=_reads(spec))
     tags = [find_pass(spec.name).partition_effect for spec in recipe.joint_passes]

@@ -7,6 +7,6 @@
     differences  the graphs of two captures, node by node
 """
 
-from workbench.recipe.kinds import declare_kind
+from workbench.recipe.hooks import declare_hook
 
-declare_kind("capture", "traced", "workbench.lab.traced_capture.capture:traced")
+declare_hook("capture.traced", "workbench.lab.traced_capture.capture:traced")

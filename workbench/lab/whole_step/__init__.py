@@ -22,9 +22,9 @@ Moving the norm behind each bucket's reduction would hide at most what it takes,
 """
 
 from workbench.recipe.contracts import Numerics, PassContract, Stage, declare
-from workbench.recipe.kinds import declare_kind
+from workbench.recipe.hooks import declare_hook
 
-declare_kind("training.step", "whole", "workbench.lab.whole_step.step:Whole")
+declare_hook("training.step.whole", "workbench.lab.whole_step.step:Whole")
 declare(PassContract(
     "fused_clip_adamw", Stage.STEP, Numerics.LOSSY, "clipping is part of the update",
     tolerance=1e-6, code="workbench.lab.whole_step.transform",
