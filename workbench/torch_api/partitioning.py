@@ -15,7 +15,7 @@ import torch
 from torch._functorch import config as functorch_config
 from torch._functorch import partitioners
 from torch._functorch.aot_autograd import aot_compile_joint_with_descriptors
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import CheckpointPolicy
 
@@ -33,6 +33,11 @@ _OPAQUE = "unsafe_treat_script_objects_as_zero_size"
 IN_FORWARD = "must_be_in_forward"
 """torch's value of `partitioner_tag` for a node that the partitioner may not move to the backward."""
 _CLASSIFY = partitioners.classify_nodes
+
+
+def repeatable(node: Node) -> bool:
+    """Whether the operator is on torch's list of those that the minimum cut may compute again in the backward."""
+    return bool(partitioners.get_default_op_list().is_recomputable(node))
 
 
 def compile_joint(
