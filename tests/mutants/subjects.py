@@ -20,7 +20,6 @@ from workbench.graph.lower import compile_step
 from workbench.graph.partition import partition
 from workbench.pipeline.proofs.numerics_proof import real_inputs
 from workbench.pipeline.run_passes import capture_decompositions, run_joint, run_partitioned
-from workbench.pipeline.stages import divide
 from workbench.pipeline.train import deterministic
 from workbench.recipe.recipe import Recipe, load_recipe
 from workbench.recipe.sections import PassSpec
@@ -121,7 +120,7 @@ def subject(name: str, world: World) -> Subject:
         run_joint(joint, joint_specs)
         inputs, tangents = [], []
         if not world.is_fake:
-            inputs, tangents = real_inputs(compile_step(divide(joint.fork())), authored.microbatch())
+            inputs, tangents = real_inputs(compile_step(partition(joint.fork())), authored.microbatch())
         kept, pair = joint.graph, partition(joint)
         for gm in pair.graphs if name == "llama3_async_tp" else ():  # on gloo the pass keeps its graphs
             set_facts(gm, replace(facts_of(gm), world="fake"))

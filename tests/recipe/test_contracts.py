@@ -75,7 +75,7 @@ def test_the_table_is_consistent() -> None:
     for name, contract in CONTRACTS.items():
         assert contract.name == name
         assert contract.changes
-        assert contract.needs <= {"fsdp", "cuda", "compiler", "static_shapes"}
+        assert contract.needs <= {"fsdp", "cuda", "compiler", "static_shapes", "pair", "partitioner"}
         for field in ("requires", "conflicts", "after"):
             assert getattr(contract, field) <= set(CONTRACTS), f"{name}.{field} names no pass"
     listed = {where: [name for name, contract in CONTRACTS.items() if (contract.stage is Stage.JOINT) == (
