@@ -13,9 +13,9 @@ import pytest
 from imports import FILES, PACKAGE, imported_modules
 
 CORE = [text for name, text in FILES.items() if name.split(".")[0] not in ("lab", "notebook")]
-MOST = {"tokens": 247_750, "tokens of the core": 156_250, "tokens a line": 10, "share of long lines": 0.03}
+MOST = {"tokens": 247_710, "tokens of the core": 156_190, "tokens a line": 10, "share of long lines": 0.03}
 """Aims: 225,000; 145,000; the last two are reached."""
-REACH = {"graph.capture": (32, 4_400), "pipeline.build": (102, 14_250), "passes.graph_cleanup": (9, 1_200),
+REACH = {"graph.capture": (32, 4_400), "pipeline.build": (101, 14_200), "passes.graph_cleanup": (9, 1_200),
          "passes.activation_checkpointing": (17, 2_270), "passes.transformer_block_bucketing": (30, 3_940)}
 """Files and lines. Aims: 40 and 5,000; 80 and 10,000; 20 files for a core pass."""
 _NO_TOKENS = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}

@@ -86,9 +86,8 @@ def __getattr__(name: str) -> Any:
         return import_module("workbench.recipe.hooks").hook(_BY_HOOK[name], name)
     if name not in _HOMES:
         raise AttributeError(f"module 'workbench' has no name {name!r}")
-    home = __import__(
-        f"workbench.{_HOMES[name]}", fromlist=[name]
-    )  # which imports `draw`, a package, as well
+    # which imports `draw`, a package, as well
+    home = __import__(f"workbench.{_HOMES[name]}", fromlist=[name])
     return getattr(home, name)
 
 

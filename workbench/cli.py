@@ -315,9 +315,8 @@ def _tour(args: argparse.Namespace) -> int:
 
     values = from_text("00_tour", dict(args.set))
     done = run_lesson("00_tour", values, args.out)
-    for table in done.tables[
-        :1
-    ]:  # of the four passes; the others are of passes that the lesson breaks
+    # of the four passes; the others are of passes that the lesson breaks
+    for table in done.tables[:1]:
         print(f"\n{table.rstrip()}")
     print(f"\nexecuted notebook: {done.notebook}\nas a page:         {done.page}")
     return PASSED

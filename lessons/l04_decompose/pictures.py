@@ -10,7 +10,7 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyArrowPatch, Patch, Rectangle
 from matplotlib.ticker import MaxNLocator
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
 
 from workbench.errors import WorkbenchError
 from workbench.graph.read.fused_cost import KernelTraffic, traffic_of
@@ -19,16 +19,11 @@ from workbench.notebook.draw.colors import BLUE, FAINT, GREY, INK, ORANGE, PAPER
 from workbench.notebook.draw.graphs import LANES
 from workbench.notebook.draw.picture import Picture, finish, new_figure, panels, shortened
 from workbench.recipe.wording import counted
-from workbench.torch_api import partitioning
 from workbench.torch_api.ops import op_name
+from workbench.torch_api.partitioning import repeatable as repeatable  # for the notebook
 
 MOST = 16  # operators in a row
 Way = tuple[GraphModule, Sequence[Iterable[str]]]
-
-
-def repeatable(node: Node) -> bool:
-    """Whether torch's minimum cut may compute the operator again in the backward."""
-    return partitioning.repeatable(node)
 
 
 class Census(NamedTuple):

@@ -73,9 +73,8 @@ def _without_values(gm: torch.fx.GraphModule) -> list[str]:
     """Whether used nodes of a joint graph lack meta["val"], which torch's partitioner needs."""
     if facts_of(gm).part != "joint":
         return []
-    nodes = [
-        n for n in gm.graph.nodes if n.op in ("placeholder", "call_function") and n.users
-    ]  # not assertions
+    # not assertions
+    nodes = [n for n in gm.graph.nodes if n.op in ("placeholder", "call_function") and n.users]
     missing = [n.name for n in nodes if "val" not in n.meta]
     return [f"{len(missing)} of {len(nodes)} nodes have no meta['val'], {missing[0]} first, and the partitioner needs "
             "it: copy node.meta, or set meta['val'] on each new node"] if missing else []
@@ -168,9 +167,8 @@ def stale_reads(gm: torch.fx.GraphModule) -> list[str]:
             continue
         for read in node.all_input_nodes:
             root = owner[read]
-            if (
-                root in written and root.name != "step"
-            ):  # the update reads the count that it has just advanced
+            # the update reads the count that it has just advanced
+            if root in written and root.name != "step":
                 name = aot.parameter_of(root) or root.name
                 problems.setdefault(
                     root, f"{name} is read by {node.name} after {written[root].name} has updated it"

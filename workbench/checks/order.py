@@ -69,9 +69,8 @@ def _in_graphs(graphs: Graphs, costs: Callable[[GraphModule], Costs]) -> dict[st
 
 def _in_code(graphs: Graphs, compiled: Graphs, order: ChosenOrder) -> dict[str, Between]:
     found: dict[str, Between] = {}
-    for graph, kernels in zip(
-        graphs, kernels_of(graphs, compiled), strict=False
-    ):  # none where nothing was observed
+    # none where nothing was observed
+    for graph, kernels in zip(graphs, kernels_of(graphs, compiled), strict=False):
         costs = order.costs(graph)
         needed = {node.name: ms for node, ms in costs.collective.items()}
         times = kernels_ms(kernels, graph, costs.spec)
@@ -143,9 +142,8 @@ def in_profile(
         for name, s in spans.items()
     }
     exposed = {name: max(0.0, s.exposed - (s.ms - took[name])) for name, s in spans.items()}
-    once = sum(
-        max(0.0, exposed[name] - s.shared) for name, s in spans.items()
-    )  # overlapping ones count once
+    # overlapping ones count once
+    once = sum(max(0.0, exposed[name] - s.shared) for name, s in spans.items())
     alone = [name for name in seen if exposed[name] > 0.5 * took[name]]
     bare = [name for name in alone if spans[name].limit != CPU_LATE]
     late = len(alone) - len(bare)

@@ -65,9 +65,8 @@ def units_of(
         for needed in needs[node]:
             if unit_of[needed] != unit_of[node]:
                 before.add_edge(unit_of[needed], unit_of[node])
-    if not nx.is_directed_acyclic_graph(
-        before
-    ):  # writes tie kernels together that could otherwise be fused
+    # writes tie kernels together that could otherwise be fused
+    if not nx.is_directed_acyclic_graph(before):
         return units_of(gm, needs, fused=False)
     order = list(nx.lexicographical_topological_sort(before))
     place = {unit: i for i, unit in enumerate(order)}

@@ -110,9 +110,8 @@ class PairFunction:
         """For each of `given` its gradient, or None. Empties `saved`."""
         saved.append(tangent)
         outputs = zip(self.gradients, self.bodies[1](saved), strict=True)
-        found = {
-            name: value for name, value in outputs if isinstance(value, torch.Tensor)
-        }  # no mesh
+        # no mesh
+        found = {name: value for name, value in outputs if isinstance(value, torch.Tensor)}
         names = [*self.names, *[None] * (len(given) - len(self.names))]
         return [
             _like(found.get(name), value) if name else None

@@ -196,9 +196,8 @@ def partition(joint: JointGraph, by: str = "min_cut") -> ForwardBackward:
         )
     with joint, joint.contexts.again():
         made = joint.graph
-        joint.graph = aot.clone(
-            made
-        )  # torch edits the graph, and the last pass's record keeps the one it made
+        # torch edits the graph, and the last pass's record keeps the one it made
+        joint.graph = aot.clone(made)
         try:
             function, forward, backward = partitioning.compile_joint(
                 joint.export, by, facts_of(made).partition_options

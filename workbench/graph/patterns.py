@@ -323,9 +323,8 @@ def _put(
                 copies[node] = copy = gm.graph.node_copy(node, copies.__getitem__)
                 twin = next((n for n in left if n.target == node.target), None)
                 copy.meta = origin_of(twin or old) | {"val": values[node]}
-                if (
-                    twin is None
-                ):  # else it would read as a part of the operator in whose place it stands
+                # else it would read as a part of the operator in whose place it stands
+                if twin is None:
                     copy.meta.pop("original_aten", None)
                 else:
                     left.remove(twin)

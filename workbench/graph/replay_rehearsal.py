@@ -40,9 +40,8 @@ class Rehearsal:
         ]
         given = set(map(_address, inputs))
         fixed = [_at_address(value) for value in inputs]
-        with restoring(
-            dict.fromkeys(v for v in fixed if isinstance(v, torch.Tensor))
-        ):  # the step may write its inputs
+        # the step may write its inputs
+        with restoring(dict.fromkeys(v for v in fixed if isinstance(v, torch.Tensor))):
             outputs = list(body(list(fixed)))
         fresh = [
             value

@@ -173,10 +173,11 @@ def activation_checkpointing(
         name = short_name(node)
         seen.add(name)
         save = name in keep
+        # the value itself: its producer returns a handle or a tuple
         if name in (
             "wait_tensor",
             "getitem",
-        ):  # the value itself: its producer returns a handle or a tuple
+        ):
             save = short_name(node.args[0]) in keep  # type: ignore[arg-type]
         if selective and name in _MATMULS:
             matmuls[layer] += 1

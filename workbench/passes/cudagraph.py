@@ -55,9 +55,8 @@ class Replayed:
         self._inputs: list[Any] = []
         self._addresses: list[int] = []
         self._outputs: list[Any] = []
-        self._held: list[
-            tuple[torch.Tensor, int, bool]
-        ] = []  # and by how many, and whether a gradient lies there too
+        # and by how many, and whether a gradient lies there too
+        self._held: list[tuple[torch.Tensor, int, bool]] = []
 
     @property
     def where(self) -> str:
@@ -119,15 +118,13 @@ class Replayed:
         if forward:  # Inductor may write a gradient over what was saved
             held = [(value, count + (more := cuda_graphs.holders(value) - was), more > 0)
                     for (value, count, _), was in zip(forward._held, saved, strict=True)]
-            forward._held = sorted(
-                held, key=lambda each: each[2]
-            )  # a held loss is reported before a held gradient
+            # a held loss is reported before a held gradient
+            forward._held = sorted(held, key=lambda each: each[2])
 
     def _take(self, args: Sequence[Any]) -> None:
         """Copy what moves into the memory that was recorded; refuse what the recording does not hold for."""
-        gradients = (
-            self.other._held if self.other and not self.body.backward else []
-        )  # in the memory of one pool
+        # in the memory of one pool
+        gradients = self.other._held if self.other and not self.body.backward else []
         for value, count, gradient in [*self._held, *gradients]:
             if cuda_graphs.holders(value) > count:
                 raise WorkbenchError(f"{self.where}: {_overwritten(gradient)}")

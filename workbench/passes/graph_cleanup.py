@@ -49,9 +49,8 @@ def _alike(a: Any, b: Any) -> bool:
     if not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and a.dtype == b.dtype and a.ndim == b.ndim):
         return False
     numbers = zip((*a.shape, *a.stride(), a.storage_offset()), (*b.shape, *b.stride(), b.storage_offset()), strict=True)
-    return all(
-        statically_known_true(x == y) for x, y in numbers
-    )  # some sizes are known only when the step runs
+    # some sizes are known only when the step runs
+    return all(statically_known_true(x == y) for x, y in numbers)
 
 
 def _source(node: Node) -> Node | None:

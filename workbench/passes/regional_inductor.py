@@ -174,9 +174,8 @@ def regional_inductor(gm: GraphModule, example_inputs: list[Any], *, options: Re
     parts = parts_to_compile(gm, options.regions or named, options.fallback)
     facts = [{"name": regions.region_of(nodes[0]), "nodes": len(nodes), "flop": sum(map(node_flops, nodes)),
               "products": sum(map(is_compute, nodes))} for _, nodes in parts]
-    products = [
-        next(filter(is_compute, nodes), nodes[-1]) for _, nodes in parts
-    ]  # what collectives hide behind
+    # what collectives hide behind
+    products = [next(filter(is_compute, nodes), nodes[-1]) for _, nodes in parts]
     for (block, call), fact in zip(regions.cut_out(gm, parts, products), facts, strict=True):
         config = {**options.config, **options.region_config.get(str(fact["name"]), {})}
         regions.compile_call(gm, call, re.sub(r"\W", "_", f"region_{block}"), config).meta[

@@ -170,9 +170,8 @@ def _result(built: Built, recipe: Recipe, level: Level, training: Training | Non
 
 
 def _once(built: Built, batch: tuple[Any, ...]) -> None:
-    built.authored.module.zero_grad(
-        set_to_none=True
-    )  # a replayed step refuses to write over gradients that are held
+    # a replayed step refuses to write over gradients that are held
+    built.authored.module.zero_grad(set_to_none=True)
     built.step.once(*batch)
 
 

@@ -238,9 +238,8 @@ def agree_on_collectives(pair: Partitioned) -> Verdict:
 
     Raises WorkbenchError on every rank, naming the first difference.
     """
-    found = collectives.exchange(
-        pair.graphs
-    )  # also of a broken graph: the other ranks would wait for this one
+    # also of a broken graph: the other ranks would wait for this one
+    found = collectives.exchange(pair.graphs)
     if found.outcome is Outcome.FAIL:
         raise WorkbenchError(found.message)
     return found

@@ -56,9 +56,8 @@ class GraphPass:
         if which in ("forward", "step"):
             self._step = StepFacts()
         if facts_of(gm).part != which:
-            sizes = {
-                c.group: c.group_size for c in list_collectives(gm)
-            }  # without a mesh, groups stand for axes
+            # without a mesh, groups stand for axes
+            sizes = {c.group: c.group_size for c in list_collectives(gm)}
             groups = {name: name for name in sizes}
             set_facts(
                 gm, GraphFacts(which, groups, sizes, world_kind() or "one process", [], self._step)

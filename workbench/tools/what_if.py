@@ -175,9 +175,8 @@ class Study:
             if calls.key not in self._figures:
                 compiled = split.known.has_pass_of(Stage.LOWERING)
                 self._figures[calls.key] = figures_of(split.pair, self.device, compiled=compiled)
-            schedule = collectives.exchange(
-                split.graphs
-            )  # every time, so that no rank waits for another
+            # every time, so that no rank waits for another
+            schedule = collectives.exchange(split.graphs)
         self._stages = calls.stages
         self._forget([stage.key for stage in calls.stages])
         return Variant(

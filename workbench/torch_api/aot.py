@@ -134,9 +134,8 @@ def without_results(error: Exception) -> bool:
 
 def kind_of_result(graph: Graph, values: list[Any], args: tuple[Any, ...]) -> str:
     """The type of the captured module's result: "tensor", or the name of the class that holds its tensors."""
-    pack: Callable[..., Any] | None = getattr(
-        graph, "_dynamo_bytecode_unflatten", None
-    )  # not in every torch
+    # not in every torch
+    pack: Callable[..., Any] | None = getattr(graph, "_dynamo_bytecode_unflatten", None)
     result = pack(tuple(values), args) if pack is not None else values[0] if len(values) == 1 else tuple(values)
     return "tensor" if isinstance(result, torch.Tensor) else type(result).__name__
 
@@ -167,10 +166,11 @@ class Contexts(contextlib.ExitStack):
 def _maker(manager: Any) -> Callable[[], Any]:
     """A function that returns the same context again, as a new object where the old one cannot be entered twice."""
     if isinstance(manager, contextlib._GeneratorContextManager):
+        # deleted when it is entered
         kind, recipe = (
             type(manager),
             (manager.func, manager.args, manager.kwds),
-        )  # deleted when it is entered
+        )
         return lambda: kind(*recipe)
     if isinstance(manager, torch.autograd.set_multithreading_enabled):
         return manager.clone

@@ -118,9 +118,8 @@ def settings(options: Mapping[str, Any] = MappingProxyType({})) -> Iterator[None
     options: of torch._functorch.config, such as `activation_memory_budget`.
     """
     changed = dict(options)
-    if options and hasattr(
-        functorch_config, _OPAQUE
-    ):  # a device mesh among the inputs holds no tensor
+    # a device mesh among the inputs holds no tensor
+    if options and hasattr(functorch_config, _OPAQUE):
         changed[_OPAQUE] = True
     with (functorch_config.patch(changed),
           mock.patch.object(partitioners, "has_recomputable_rng_ops", recomputes_draws),

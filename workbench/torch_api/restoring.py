@@ -60,9 +60,8 @@ def restoring(tensors: Iterable[torch.Tensor], *, on_host: bool = False) -> Iter
         yield
     finally:
         for storage, copy in zip(storages, copies, strict=True):
-            storage.copy_(
-                copy
-            )  # storage, not tensor: for any dtype and view, and the version counter stays
+            # storage, not tensor: for any dtype and view, and the version counter stays
+            storage.copy_(copy)
 
 
 def shard_of(tensor: torch.Tensor) -> torch.Tensor:

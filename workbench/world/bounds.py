@@ -10,9 +10,8 @@ from workbench.errors import WorkbenchError
 from workbench.recipe.wording import counted
 
 RANKS_A_CORE = 32  # starting a rank takes 1.7 s of a core, and all must start within START_SECONDS
-RANK_BYTES = (
-    144 << 20
-)  # measured: what an idle rank has of its own; one that builds a recipe has more
+# measured: what an idle rank has of its own; one that builds a recipe has more
+RANK_BYTES = 144 << 20
 RANK_FILES = 4  # in this process its channel and its output; in each rank a connection to every other, per group
 RANK_THREADS = 8  # measured: 6; a compiler starts more
 FAKE_RANKS = 1 << 21  # measured: a million ranks take 3 s and 150 MB to lay out; both grow linearly

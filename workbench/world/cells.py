@@ -106,9 +106,8 @@ def compiled(source: str, name: str) -> tuple[Any, Any]:
     last = None
     if tree.body and isinstance(tree.body[-1], ast.Expr) and not source.rstrip().endswith(";"):
         last = compile(ast.Expression(tree.body.pop().value), name, "eval", dont_inherit=True)  # type: ignore[attr-defined]
-    return compile(
-        tree, name, "exec", dont_inherit=True
-    ), last  # this module's `annotations` are not the cell's
+    # this module's `annotations` are not the cell's
+    return compile(tree, name, "exec", dont_inherit=True), last
 
 
 def complete(text: str) -> list[str]:

@@ -73,9 +73,8 @@ def first_divergence(launches: Mapping[int, Sequence[Launch]]) -> Divergence | N
     whichever rank answered first.
     """
     groups: dict[str, dict[int, dict[int, Launch]]] = {}
-    forgetful = {
-        rank for rank, own in launches.items() if own and own[0].record > 0
-    }  # lost their oldest launches
+    # lost their oldest launches
+    forgetful = {rank for rank, own in launches.items() if own and own[0].record > 0}
     for rank, own in sorted(launches.items()):
         for launch in own:
             for member in launch.ranks:

@@ -111,9 +111,8 @@ class World:
             return None
 
         def make() -> DeviceMesh:
-            if (
-                len(axes) == 1
-            ):  # a mesh over all ranks would take the default group, which the other mesh may use
+            # a mesh over all ranks would take the default group, which the other mesh may use
+            if len(axes) == 1:
                 group = dist.new_group(list(range(self.size)))
                 return DeviceMesh.from_group(group, self.device.type, mesh_dim_names=tuple(axes))
             table = torch.tensor(ranks, dtype=torch.int).reshape(*axes.values())

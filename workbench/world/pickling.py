@@ -25,9 +25,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             dtensor = sys.modules.get("torch.distributed.tensor")
             if dtensor is not None and isinstance(obj, dtensor.DTensor):
                 return self.reduce_dtensor(obj)
-            if hasattr(
-                obj, "trigger_wait"
-            ):  # the result of a functional collective, maybe unfinished
+            # the result of a functional collective, maybe unfinished
+            if hasattr(obj, "trigger_wait"):
                 obj = obj.trigger_wait()
             if type(obj) in (torch.Tensor, torch.nn.Parameter):
                 sent = on_host(obj)

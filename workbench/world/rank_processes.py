@@ -40,9 +40,8 @@ class RankProcesses:
 
     def __init__(self, size: int, backend: str, env: Mapping[str, str], echo: Echo) -> None:
         self.size, self.echo, self.owner = size, echo, os.getpid()
-        self.folder = Path(
-            temporary(lambda: tempfile.mkdtemp(prefix="workbench-ranks-"))
-        )  # mode 0700
+        # mode 0700
+        self.folder = Path(temporary(lambda: tempfile.mkdtemp(prefix="workbench-ranks-")))
         self.dismissed = False
         self.tick: Callable[[RankProcesses], None] | None = (
             None  # the running call's, as is `progress`
@@ -195,9 +194,8 @@ class RankProcesses:
             self.send(("stop",))
             limit = time.monotonic() + STOP_SECONDS
             while len(self._gone) < self.size and (left := limit - time.monotonic()) > 0:
-                for _ in self.events(
-                    left
-                ):  # read output too: a rank blocked on a full pipe cannot exit
+                # read output too: a rank blocked on a full pipe cannot exit
+                for _ in self.events(left):
                     pass
             self.drain()
         finally:

@@ -45,9 +45,8 @@ class Parent:
         self.calls: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
 
     def send(self, kind: str, body: Any) -> None:
-        raw = isinstance(
-            body, bytes
-        )  # already a pickle, maybe a large one: pickling it again would copy it
+        # already a pickle, maybe a large one: pickling it again would copy it
+        raw = isinstance(body, bytes)
         with self._speaking:
             self.channel.send_bytes(pickle.dumps((kind, None if raw else body, raw)))
             if raw:

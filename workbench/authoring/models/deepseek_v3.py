@@ -58,9 +58,8 @@ class LatentAttention(nn.Module):
         self.wq = nn.Linear(config.q_lora_rank or config.dim, width, bias=False)
         self.wkv_a = nn.Linear(config.dim, config.kv_lora_rank + config.qk_rope_dim, bias=False)
         self.kv_norm = RMSNorm(config.kv_lora_rank, config.norm_eps)
-        self.rope_key = (
-            nn.Identity()
-        )  # a hook for tensor parallelism, which gathers the key of all positions here
+        # a hook for tensor parallelism, which gathers the key of all positions here
+        self.rope_key = nn.Identity()
         self.wkv = nn.Linear(
             config.kv_lora_rank, config.n_heads * (config.qk_nope_dim + config.v_dim), bias=False
         )
@@ -71,9 +70,8 @@ class LatentAttention(nn.Module):
     ) -> torch.Tensor:
         """x (batch, seq, dim) -> (batch, seq, dim)."""
         nope, turned, value = self.config.qk_nope_dim, self.config.qk_rope_dim, self.config.v_dim
-        rows = x.flatten(
-            0, 1
-        )  # before torch 2.13 a linear layer does not take a DTensor that is cut on dim 1
+        # before torch 2.13 a linear layer does not take a DTensor that is cut on dim 1
+        rows = x.flatten(0, 1)
         narrow = (
             self.q_norm(self.wq_a(rows).unflatten(0, x.shape[:2])) if self.config.q_lora_rank else x
         )

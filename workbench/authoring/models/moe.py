@@ -183,9 +183,8 @@ class Dropless:
         """
         order = experts.argsort(stable=True)
         ranks = 1 if self.mesh is None else self.mesh.size()
-        theirs = all_to_all(mine, self.mesh).unflatten(
-            0, (ranks, -1)
-        )  # rows from each rank for each own expert
+        # rows from each rank for each own expert
+        theirs = all_to_all(mine, self.mesh).unflatten(0, (ranks, -1))
         sizes = theirs.sum(0)
         read = torch.cat((mine.unflatten(0, (ranks, -1)).sum(1), theirs.sum(1), sizes))
         n, held = copies.shape[0], self.n_experts // ranks

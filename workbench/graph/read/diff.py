@@ -119,9 +119,8 @@ def diff(before: torch.fx.GraphModule, after: torch.fx.GraphModule) -> GraphDiff
     moved_names = set(moved)
 
     lines: list[tuple[str, str]] = []
-    gone: dict[
-        str, list[NodeRecord]
-    ] = {}  # removed nodes stand after the last kept node before them
+    # removed nodes stand after the last kept node before them
+    gone: dict[str, list[NodeRecord]] = {}
     anchor = ""
     for n in old:
         if n.name in now:

@@ -117,9 +117,8 @@ def traffic_of(nodes: Collection[Node]) -> KernelTraffic:
             size = min(
                 filter(None, (tensor_bytes(n.meta.get("val")) for n in _views(given))), default=0
             )
-            size = (
-                min(size, out) if kind_of(node) == "index" else size
-            )  # reads some rows of a table
+            # reads some rows of a table
+            size = min(size, out) if kind_of(node) == "index" else size
             reads[source.name] = max(reads.get(source.name, 0), size)
             readers.setdefault(source.name, node)
         if any(user not in inside for user in _readers(node)):

@@ -122,9 +122,8 @@ class Flow:
         None for a node that holds anything else.
         """
         if node not in self._parameters:
-            self._parameters[node] = (
-                frozenset()
-            )  # a buffer may be reached again through its own writers
+            # a buffer may be reached again through its own writers
+            self._parameters[node] = frozenset()
             parts: list[frozenset[torch.fx.Node] | None] = [None]
             if node.op == "call_function" and (
                     kind_of(node) in _CARRIES or aliased_inputs(node) or scales_to_float8(node)):

@@ -46,9 +46,8 @@ def dataflow(gm: GraphModule, title: str = "dataflow", *, views: bool = True,
     width = 1 + int(max(x for x, _ in at.values()))
     operators = [n for n in at if n.op != "placeholder"]
     label = {n: kind_of(n) if name_of is None else name_of(n) for n in operators}
-    found = sorted(
-        dict.fromkeys(label.values()), key=lambda name: not name
-    )  # those without are last
+    # those without are last
+    found = sorted(dict.fromkeys(label.values()), key=lambda name: not name)
     if palette is None:
         palette = (LANES | {"view": VIEW} if name_of is None
                    else dict(zip(filter(None, found), NAMES * len(found), strict=False)))

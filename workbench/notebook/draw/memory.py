@@ -90,9 +90,8 @@ def begins(found: Mapping[str, Live]) -> list[tuple[int, str, str, bool]]:
     starts = {sum(len(profile.curve) for profile in list(live.parts.values())[:i]): (part, title)
               for title, live in found.items() for i, part in enumerate(live.parts)}
     longest = max(len(live.curve) for live in found.values())
-    several = len(starts) > max(
-        len(live.parts) for live in found.values()
-    )  # a pass moved where a part begins
+    # a pass moved where a part begins
+    several = len(starts) > max(len(live.parts) for live in found.values())
     return [
         (
             start,

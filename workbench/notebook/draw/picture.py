@@ -119,9 +119,8 @@ class Table:
             style += f";background:{fill};color:{INK}" if fill else ""
             style += ";font-family:monospace" if self.columns[column] in self.code else ""
             text = shown(value)
-            indent = "&nbsp;" * (
-                len(text) - len(text.lstrip(" "))
-            )  # a browser drops spaces at the start
+            # a browser drops spaces at the start
+            indent = "&nbsp;" * (len(text) - len(text.lstrip(" ")))
             return f"<td style='{style}'>{indent}{html.escape(text.lstrip(' '))}</td>"
 
         head = "".join(f"<th style='text-align:left'>{html.escape(c)}</th>" for c in self.columns)

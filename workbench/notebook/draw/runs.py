@@ -26,9 +26,8 @@ def curves(runs: Mapping[str, Sequence[float]], title: str, label: str = "loss",
     if at:
         axes.set_ylim(bottom=0)
     axes.set_title(title, fontsize=10, color=INK)
-    figure.legend(
-        loc="outside lower center", ncols=4, frameon=False, fontsize=8
-    )  # never on a curve
+    # never on a curve
+    figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize=8)
     points = {name: ", ".join(f"{y:.0f} at {x:,}" for x, y in zip(at, values, strict=True)) if at
               else f"{len(values)} {axis}s" for name, values in runs.items()}
     text = f"{title}: " + "; ".join(f"{name}, {said}" for name, said in points.items())

@@ -14,11 +14,12 @@ from workbench.notebook.draw.colors import BLUE, FAINT, GREEN, INK, ORANGE, PINK
 from workbench.notebook.draw.picture import Picture, Table, finish, panels
 
 MARKS = {"removed": RED, "added": GREEN, "moved": BLUE, "changed": ORANGE, "tagged": PINK}
+# no verdict's colours: a change is neither right nor wrong
 FILLS = {
     "-": "#ece4f4",
     "+": "#d5c6e8",
     ">": "#c9dff0",
-}  # no verdict's colours: a change is neither right nor wrong
+}
 
 
 def step(record: PassRecord) -> Picture:

@@ -107,9 +107,8 @@ def timeline(what: What, device: str | DeviceSpec = "h100") -> Picture:
             loc="left",
         )
         lines += _lines(title, run)
-    shown[-1].set_xlim(
-        left=0
-    )  # after all: it ends the scaling, also of the panels that share the axis
+    # after all: it ends the scaling, also of the panels that share the axis
+    shown[-1].set_xlim(left=0)
     legend = [*(Patch(color=color, label=lane) for lane, color in colors.items()),
               Patch(**_WAITS, label="compute waits: exposed"),
               Patch(facecolor=PAPER, edgecolor=_EDGE, label="exposed collective")]

@@ -68,9 +68,8 @@ class Drawing:
         self.tree, self.opened, self.fold = tree, opened, fold
         self.boxes: list[Box] = []
         self.owner: dict[int, str] = {}
-        self.member: dict[
-            int, tuple[str, int]
-        ] = {}  # of nodes in an open box that represents several blocks
+        # of nodes in an open box that represents several blocks
+        self.member: dict[int, tuple[str, int]] = {}
         self.shut = 0
 
     def fill(self, block: Block, parent: str) -> None:

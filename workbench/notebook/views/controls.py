@@ -73,10 +73,11 @@ class Controlled(anywidget.AnyWidget):
         return self._panel
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
+        # a page without scripts shows no stub
         return {
             **self._panel._repr_mimebundle_(**kwargs),
             "text/plain": "",
-        }  # a page without scripts shows no stub
+        }
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.title})"

@@ -72,9 +72,8 @@ class GraphView(View):
         tree = self.tree(**step)
         opened = tree.first_look() if opened is None else opened
         view = draw(tree, opened, fold)
-        calls = sum(
-            node.op == "call_function" for node in tree.nodes
-        )  # what the static picture counts
+        # what the static picture counts
+        calls = sum(node.op == "call_function" for node in tree.nodes)
         return {"boxes": view.boxes, "links": view.links, "note": view.note, "missing": tree.missing,
                 "operators": calls, "inputs": len(tree.nodes) - calls, "opened": opened}
 

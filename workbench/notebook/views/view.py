@@ -52,9 +52,8 @@ class View(Controlled):
             self.send({"module": version}, [source])
             return
         try:
-            with (
-                uncollected()
-            ):  # a garbage collection over the kernel's graphs would take longer than the answer
+            # a garbage collection over the kernel's graphs would take longer than the answer
+            with uncollected():
                 found: dict[str, Any] = {"value": self.ask(call, **given)}
         except WorkbenchError as error:
             found = {"error": str(error)}
@@ -64,9 +63,8 @@ class View(Controlled):
 
     def ask(self, call: str, **given: Any) -> Any:
         """The answer to the page's `call`; WorkbenchError for a call or an argument that this view does not know."""
-        kinds = (
-            vars(kind) for kind in type(self).__mro__ if issubclass(kind, View)
-        )  # widgets have `on_...`, too
+        # widgets have `on_...`, too
+        kinds = (vars(kind) for kind in type(self).__mro__ if issubclass(kind, View))
         answer = next((kind[f"on_{call}"] for kind in kinds if f"on_{call}" in kind), None)
         if answer is None:
             raise WorkbenchError(f"a view of kind {self.kind!r} does not know {call!r}")

@@ -33,9 +33,8 @@ WAIT = torch.ops.workbench.wait_copy.default
 
 _free: dict[tuple[Any, ...], list[torch.Tensor]] = {}  # pinned buffers by layout
 _streams: dict[tuple[torch.device, str], torch.cuda.Stream] = {}
-_pending: dict[
-    int, tuple[torch.cuda.Event, torch.Tensor]
-] = {}  # what a copy reads, by the address of what it writes
+# what a copy reads, by the address of what it writes
+_pending: dict[int, tuple[torch.cuda.Event, torch.Tensor]] = {}
 _recordings: list[list[torch.Tensor]] = []  # the buffers of each recording under way
 
 
@@ -109,9 +108,8 @@ def _wait(made: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
     started = _pending.pop(made.data_ptr(), None)
     if started is not None:
         torch.cuda.current_stream((made if made.is_cuda else source).device).wait_event(started[0])
-        if (
-            not source.is_cuda and not _recordings
-        ):  # it is on the GPU again: another copy may take its buffer
+        # it is on the GPU again: another copy may take its buffer
+        if not source.is_cuda and not _recordings:
             _free.setdefault(_layout(source), []).append(source)
     return made
 

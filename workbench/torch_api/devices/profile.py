@@ -210,9 +210,8 @@ class MeasuredSpec(DeviceSpec):
         if not rows:
             return super().sending_ms(kind, ranks, payload)
         largest, ms = rows[-1]
-        if (
-            payload > largest and ms < 2 * rows[0][1]
-        ):  # only latency was measured: the link says what bytes cost
+        # only latency was measured: the link says what bytes cost
+        if payload > largest and ms < 2 * rows[0][1]:
             return (
                 ms
                 + super().sending_ms(kind, ranks, payload)

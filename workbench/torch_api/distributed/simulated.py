@@ -23,9 +23,8 @@ def simulate_ranks(size: int) -> AbstractContextManager[Any]:
 
 def make_per_rank(make: Callable[[int], torch.Tensor], ranks: range) -> torch.Tensor:
     """One tensor that holds `make(rank)` for each rank."""
-    with (
-        maybe_disable_local_tensor_mode()
-    ):  # or each tensor that `make` returns would hold values of all ranks
+    # or each tensor that `make` returns would hold values of all ranks
+    with maybe_disable_local_tensor_mode():
         values = {rank: make(rank) for rank in ranks}
     return LocalTensor(values)
 

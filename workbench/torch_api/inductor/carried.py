@@ -95,9 +95,8 @@ def _copy(source: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f"{target.name}.{os.getpid()}")
     if source.name.startswith(_GROUP):
-        files = json.loads(source.read_text())[
-            "child_paths"
-        ]  # which names them by their absolute paths
+        # which names them by their absolute paths
+        files = json.loads(source.read_text())["child_paths"]
         partial.write_text(
             json.dumps({"child_paths": {name: str(target.with_name(name)) for name in files}})
         )

@@ -171,9 +171,8 @@ class _Trace:
                                                      descriptors.TangentAOTInput(loss)], strict=True), 1):
             node.meta["desc"] = desc
             tangent = desc.is_tangent()
-            node.name = node.target = (
-                "tangents_1" if tangent else f"primals_{i}"
-            )  # as AOTAutograd names them
+            # as AOTAutograd names them
+            node.name = node.target = "tangents_1" if tangent else f"primals_{i}"
             node.meta["partitioner_tag"] = "is_backward" if tangent else "is_forward"
         outputs = [descriptors.InputMutationAOTOutput(inputs[name]) for name in self.written]
         gradients = [descriptors.GradAOTOutput(inputs[name]) for name in self.gradients]
