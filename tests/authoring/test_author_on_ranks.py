@@ -32,14 +32,8 @@ UNEVEN_TP = {"vocab_size": 257, "ffn_dim": 142}
 
 
 def recipe(mesh: dict, model: dict, dtype: str = "float32", reduce: str | None = None) -> Recipe:
-    given: dict[str, Any] = dict(
-        name="test",
-        mesh=mesh,
-        model={"n_layers": 2, **model},
-        data={"seq_len": 16},
-        precision={"param": dtype, "reduce": reduce or dtype},
-    )
-    return Recipe(**given)
+    return Recipe.model_validate({"name": "test", "mesh": mesh, "model": {"n_layers": 2, **model},
+                                  "data": {"seq_len": 16}, "precision": {"param": dtype, "reduce": reduce or dtype}})
 
 
 def distances(described: Recipe, fault: str = "") -> dict[str, float]:

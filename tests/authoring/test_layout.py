@@ -47,11 +47,9 @@ def test_placements_say_that_tensor_parallelism_cuts_first():
 
 def test_an_axis_that_leaves_too_many_pieces_to_pad_is_refused_and_others_are_not():
     recipe = load_recipe("llama3_fsdp").override({"mesh.dp_shard": 100_000, "model.n_layers": 1})
-    with pytest.raises(AuthoringError) as caught:
+    refusal = r"dp_shard of 100,000 ranks does not divide the rows of 12 parameters .* a capture takes 20,000 at most"
+    with pytest.raises(AuthoringError, match=refusal):
         compare_schedules(recipe)
-    assert str(caught.value).startswith("mesh axis dp_shard of 100,000 ranks does not divide the rows of 12 parameters "
-                                        "(")
-    assert "a capture takes 20,000 at most: make the axis smaller, or take sizes that it divides" in str(caught.value)
     with fake_world(100_000) as world, pytest.raises(AuthoringError, match="torch pads the pieces one by one"):
         capture(author(recipe, world))
     with fake_world(300) as world:  # 256 rows are not divided by 300, and few pieces are left

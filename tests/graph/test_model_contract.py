@@ -138,13 +138,13 @@ def test_a_model_of_half_precision_does_not_become_another_in_silence(fake4: Any
     with pytest.raises(WorkbenchError) as refused:
         authored(Net(mean).half(), fake4)
     assert str(refused.value) == (
-        "model Net: parameter body.embed.weight is float16, and the step would compute in float32: call .float() on "
-        "the model, and give the dtype to compute in as precision.param")
+        "model Net: parameter body.embed.weight is torch.float16, and the step would compute in torch.float32: call "
+        ".float() on the model, and give the dtype to compute in as precision.param")
     computes = authored(Net(mean).half(), fake4, Precision(torch.float16))
     assert {n.meta["val"].dtype for n in capture(computes).graph.graph.nodes if "embedding" in n.name and
             "backward" not in n.name} == {torch.float16}
-    with pytest.raises(WorkbenchError, match=r"^model Net: parameter body\.embed\.weight is bfloat16, and the step "
-                                             "would compute in float32"):
+    with pytest.raises(WorkbenchError, match=r"^model Net: parameter body\.embed\.weight is torch.bfloat16, and the "
+                                             "step would compute in torch.float32"):
         author(of_recipe(lambda: Net(mean).bfloat16()), fake4)
     assert capture(author(of_recipe(lambda: Net(mean).bfloat16(), **{"precision.param": "bfloat16"}), fake4))
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import linecache
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from on_ranks import small
+from torch.fx.passes.graph_transform_observer import GraphTransformObserver
 
 from workbench import load_recipe
 from workbench.cli import main
@@ -38,15 +38,17 @@ def test_each_stage_on_its_graph_and_what_it_changed(explanation):
     assert {(p.graph, p.stage) for p in explanation.passes} == {
         ("module", "pre-grad"), ("joint", "joint-graph"), ("forward", "post-grad"), ("backward", "post-grad")}
     for p in explanation.passes:
-        path, line = p.where.rsplit(":", 1)
-        assert "def " in "".join(linecache.getline(str(TORCH / path), int(line) + i) for i in range(4)), p.where
+        if p.where:
+            path, line = p.where.rsplit(":", 1)
+            lines = "".join(linecache.getline(str(TORCH / path), int(line) + i) for i in range(4))
+            assert "def " in lines or "lambda " in lines, p.where
         assert p.nodes[1] - p.nodes[0] == sum(p.added.values()) - sum(p.removed.values())
     views = on(explanation, "joint")["remove_noop_ops"]
     assert views.removed["aten.view"] > 0 and not views.added
     assert "_c10d_functional.all_reduce_" in on(explanation, "backward")["reinplace_inplaceable_ops"].added
     assert any(p.matched for p in explanation.passes)
-    assert sys.gettrace() is None or "coverage" in str(sys.gettrace())  # nothing is left watching
-    assert not hasattr(compile_fx.post_grad_passes, "__wrapped__")
+    assert views.where.startswith("torch/_inductor/fx_passes/post_grad.py:")
+    assert GraphTransformObserver.__enter__.__name__ == "__enter__"  # nothing is left watching
     assert compile_fx.GraphLowering.__name__ == "GraphLowering"
 
 
@@ -60,7 +62,7 @@ def test_a_pass_of_ones_own_is_seen(explanation):
     with config.patch(post_grad_custom_post_pass=drop_nothing):
         mine = explanation.again({}, ["forward", "backward"])
     for graph in ("forward", "backward"):
-        own = on(mine, graph)["post_grad_custom_post_pass: drop_nothing"]
+        own = on(mine, graph)["post_grad_custom_post_pass"]
         assert own.where == f"{Path(__file__).name}:{drop_nothing.__code__.co_firstlineno}" and not own.changed
 
 

@@ -9,8 +9,8 @@ from workbench.checks.verdicts import Outcome
 from workbench.errors import WorkbenchError
 from workbench.graph.facts import facts_of
 from workbench.graph.read.collectives import list_collectives
+from workbench.passes import transformer_block_bucketing
 from workbench.recipe.sections import PassSpec
-from workbench.torch_api.inductor import bucketing
 from workbench.torch_api.ops import group_ranks
 
 pytestmark = pytest.mark.integration
@@ -68,37 +68,19 @@ def test_a_group_has_one_twin_however_often_it_is_built_on(variants, two_layers,
     assert dist.distributed_c10d._world.group_count == before
 
 
-def test_buckets_that_match_nothing_have_their_reason(two_layers, through):
-    spec = PassSpec(name=BLOCKS, options={"buckets": ("blocks.0", "blocks.1")})
-    records, _, _ = through(two_layers, (), [spec])
-    found = records[BLOCKS].verdict("effect")
-    assert found.outcome is Outcome.NO_EFFECT
-    assert found.message.startswith("no module path matches the buckets ['blocks.0', 'blocks.1']: the graph's")
-
-
-def test_a_plan_says_what_it_left_out(two_layers, through):
-    plan = ("layers.0", "blocks.1", ("norm", "output"))
+@pytest.mark.parametrize(("plan", "outcome", "message"), [
+    (("blocks.0", "blocks.1"), Outcome.NO_EFFECT, "no module path matches the buckets ['blocks.0', 'blocks.1']: the"),
+    (("layers.0", "blocks.1", ("norm", "output")), Outcome.PASS,
+     "no module path matches blocks.1; 10 of 21 gathers of the forward are in no bucket, the first in tok_embeddings")])
+def test_a_plan_says_what_it_left_out(two_layers, through, plan, outcome, message):
     records, _, _ = through(two_layers, (), [PassSpec(name=BLOCKS, options={"buckets": plan})])
-    found = records[BLOCKS].verdict("effect")
-    assert (found.outcome, found.message) == (Outcome.PASS, (
-        "no module path matches blocks.1; 10 of 21 gathers of the forward are in no bucket, the first in "
-        "tok_embeddings"))
+    verdict = records[BLOCKS].verdict("effect")
+    assert verdict.outcome is outcome and verdict.message.startswith(message)
 
 
 @pytest.mark.parametrize("plan", [
     ("layers.0", "layers.0.attention"), (("layers.0.attention", "layers.0"),), ("norm", "norm")])
-def test_a_module_in_two_buckets_is_refused(two_layers, through, plan):
+def test_a_module_in_two_buckets_is_refused_and_a_name_that_begins_alike_is_another(two_layers, through, plan):
     with pytest.raises(WorkbenchError, match="a module is in one bucket"):
         through(two_layers, (), [PassSpec(name=BLOCKS, options={"buckets": plan})])
-
-
-def test_a_name_that_begins_alike_is_another_module(two_layers, through):
-    """The naive version, which compares the beginnings of the text: layers.1 and layers.10."""
-    records, _, _ = through(two_layers, (), [PassSpec(name=BLOCKS, options={"buckets": ("layers.1", "layers.10")})])
-    assert records[BLOCKS].outcome is Outcome.PASS
-
-
-def test_a_size_cap_that_this_torch_cannot_do_is_refused(monkeypatch):
-    monkeypatch.setattr(bucketing, "accepted", lambda function, keywords: {})
-    with pytest.raises(WorkbenchError, match="does not bucket FSDP's collectives by size"):
-        bucketing.bucket_by_cost(None, {"pre_bucketing_fsdp_collectives": True})
+    transformer_block_bucketing._refuse_overlap([["layers.1"], ["layers.10"]])

@@ -86,13 +86,9 @@ def test_a_capture_without_the_table_is_told(authored, through):
     assert found.message.startswith("the graph was captured without the table, and this pass replaced {'aten.t")
 
 
-class Dropping(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = torch.nn.Linear(8, 8)
-
+class Dropping(torch.nn.Linear):
     def forward(self, x):
-        return torch.nn.functional.dropout(self.linear(x), 0.5).square().mean()
+        return torch.nn.functional.dropout(super().forward(x), 0.5).square().mean()
 
 
 @pytest.mark.parametrize("at", ["pass", "capture"])
@@ -100,10 +96,8 @@ def test_random_operators_are_refused_by_name(fake4, at):
     mode = fake4.fake_mode
     with mode:
         x = torch.empty(4, 8)
-    authored = author_module(Dropping(), fake4, None, batch=lambda: (x,))
+    authored = author_module(Dropping(8, 8), fake4, None, batch=lambda: (x,))
     spec = PassSpec(name=NAME, options={"at": at})
     with (capture(authored, decompositions=capture_decompositions([spec])) as joint,
-          pytest.raises(WorkbenchError) as caught):
+          pytest.raises(WorkbenchError, match="node '.*draws random numbers, and its replacement would draw others")):
         run_joint(joint, [spec])
-    assert str(caught.value).startswith("inductor_decomposition: node '")
-    assert "draws random numbers, and its replacement would draw others" in str(caught.value)

@@ -15,7 +15,7 @@ from workbench.recipe.sections import PassSpec
 from workbench.torch_api.inductor.regions import region_of
 
 pytestmark = pytest.mark.integration
-AC, RESHARD = "activation_checkpointing", "reshard_after_forward"
+BLOCKS = "transformer_block_bucketing"
 
 
 def recipe(dispatch: str):
@@ -34,33 +34,18 @@ def captured(authored, through):
     return through(authored["dropless"])[2]
 
 
-@pytest.fixture(scope="module")
-def pairs(authored, through):
-    """Builds, once each, the pair of a dispatch and the passes run on it."""
-    made = {}
-
-    def get(dispatch, joint_passes=(), passes=()):
-        key = (dispatch, joint_passes, passes)
-        if key not in made:
-            records, pair, _ = through(authored[dispatch], joint_passes, passes)
-            made[key] = (list(records.values()), pair.graphs)
-        return made[key]
-
-    return get
-
-
 def exchanges(graphs):
     """The all-to-alls of each graph in order: group, shape of what is sent, and module."""
     found = [[c for c in list_collectives(g) if c.kind == "all_to_all"] for g in graphs]
     return [[(c.axis, c.shape, c.module) for c in graph] for graph in found]
 
 
-def test_bucketing_leaves_every_exchange_in_its_place(pairs):
-    _, plain = pairs("capacity")
-    (record,), made = pairs("capacity", (), ("transformer_block_bucketing",))
-    assert exchanges(made) == exchanges(plain) and all(exchanges(made))
-    assert all(axis == "ep" for graph in exchanges(made) for axis, _, _ in graph)
-    assert {str(v.outcome) for v in record.verdicts} == {"PASS"}
+def test_bucketing_leaves_every_exchange_in_its_place(authored, through):
+    _, plain, _ = through(authored["capacity"])
+    records, pair, _ = through(authored["capacity"], (), [BLOCKS])
+    assert exchanges(pair.graphs) == exchanges(plain.graphs) and all(exchanges(pair.graphs))
+    assert all(axis == "ep" for graph in exchanges(pair.graphs) for axis, _, _ in graph)
+    assert {str(v.outcome) for v in records[BLOCKS].verdicts} == {"PASS"}
 
 
 def test_float8_names_why_each_product_of_an_expert_stays(authored, through):
@@ -85,16 +70,15 @@ def test_regions_are_named_in_forward_and_backward(captured):
 
 def test_what_needs_static_shapes_is_refused_for_dropless():
     for name in ("full_inductor_compilation", "cudagraph"):
-        listed = [{"name": name}]
-        given = {"passes": listed, "joint_passes": ["inductor_decomposition"]}
+        given = {"passes": [name], "joint_passes": ["inductor_decomposition"]}
         with pytest.raises(RecipeError, match=f"{name}.*dropless dispatch reads them.*: set model.dispatch"):
             recipe("dropless").override(given)
         recipe("capacity").override(given)
 
 
 def test_a_graph_that_reads_sizes_is_refused_by_its_node(authored, through):
-    told = pytest.raises(WorkbenchError, match=r"layers\.1\.moe.*read from the device: give it a static size")
-    with user_pass("own_static", lambda gm: gm, needs={"static_shapes"}) as name, told:
+    with (user_pass("own_static", lambda gm: gm, needs={"static_shapes"}) as name,
+          pytest.raises(WorkbenchError, match=r"layers\.1\.moe.*read from the device: give it a static size")):
         through(authored["dropless"], [name])
 
 

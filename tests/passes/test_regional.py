@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import cache
 
-import networkx as nx
 import pytest
 import torch
 from on_ranks import FSDP_TP, small
@@ -15,13 +14,13 @@ from workbench.authoring.plans import ParallelPlan
 from workbench.checks.verdicts import Outcome
 from workbench.errors import WorkbenchError
 from workbench.graph.callables import kernels_of
+from workbench.graph.read.memory import parameter_moves
 from workbench.graph.read.nodes import kind_of
-from workbench.passes import regional_inductor as module
-from workbench.passes.regional_inductor import members
+from workbench.passes.regional_inductor import parts_to_compile
 from workbench.recipe.recipe import RecipeError, load_recipe
 from workbench.recipe.sections import PassSpec
-from workbench.torch_api.inductor import regions
 from workbench.torch_api.ops import COMPILED_REGION
+from workbench.world.mesh import World
 
 pytestmark = pytest.mark.integration
 
@@ -55,28 +54,6 @@ def uncompiled(monkeypatch):
 
 def calls(graph):
     return [n for n in graph.graph.nodes if COMPILED_REGION in n.meta]
-
-
-@pytest.mark.nightly
-def test_torch_s_new_order_of_the_graph_is_undone(pair, uncompiled, monkeypatch):
-    """As torch 2.11 sorts after it has cut regions out: what is ready last comes first."""
-    fuse = regions.fuse_by_partitions
-
-    def sorted_anew(graph, *args, **options):
-        fuse(graph, *args, **options)
-        output = graph.graph.output_node()
-        needs = nx.DiGraph((given, node) for node in graph.graph.nodes for given in node.all_input_nodes)
-        late = {node: -i for i, node in enumerate(graph.graph.nodes)}
-        for node in nx.lexicographical_topological_sort(needs, late.__getitem__):
-            if node is not output:
-                output.prepend(node)
-
-    def names(graphs):
-        return [[n.name for n in graph.graph.nodes] for graph in graphs]
-
-    wanted = names(pair(spec(), n_layers=2)[0].graphs)
-    monkeypatch.setattr(regions, "fuse_by_partitions", sorted_anew)
-    assert names(pair(spec(), n_layers=2)[0].graphs) == wanted
 
 
 def test_a_region_s_product_still_hides_the_collectives_around_it(fake4, uncompiled):
@@ -122,7 +99,12 @@ def test_attention_with_its_masks_is_a_region(fake4, uncompiled):
         assert not list(graph.named_children())
 
 
-def test_a_region_asked_for_and_left_out_is_no_effect(pair, uncompiled):
+def products(made):
+    return sum(n.target is torch.ops.aten.mm.default for graph in made.graphs for n in graph.graph.nodes)
+
+
+def test_fallback_operators_stay_outside_and_a_region_that_is_left_out_is_no_effect(pair, uncompiled):
+    assert products(pair(spec(fallback=("mm",)))[0]) > products(pair(spec())[0])
     _, records = pair(spec(regions=("feed_forward", "norm"), fallback=(
         "rms_norm", "_fused_rms_norm", "mul", "pow", "mean", "add", "rsqrt", "_fused_rms_norm_backward", "sum", "div",
         "expand", "neg", "_to_copy", "sub", "view")))
@@ -134,40 +116,18 @@ def test_a_region_asked_for_and_left_out_is_no_effect(pair, uncompiled):
 def test_collectives_and_gather_chains_never_enter(pair, bucketing):
     made, _ = pair(*bucketing)
     for graph in made.graphs:
-        inside = members(graph, ("feed_forward", "norm"), ())
-        assert not {kind_of(n) for n in inside} & {"collective", "wait"}
-        assert not inside.keys() & module.parameter_moves(graph)
-
-
-def test_fallback_operators_stay_outside(pair, uncompiled):
-    made, _ = pair(spec(fallback=("mm",)))
-    inside = [n.target for graph in made.graphs for n in graph.graph.nodes]
-    assert torch.ops.aten.mm.default in inside
-    everything, _ = pair(spec())
-    count = sum(n.target is torch.ops.aten.mm.default for g in made.graphs for n in g.graph.nodes)
-    assert count > sum(n.target is torch.ops.aten.mm.default for g in everything.graphs for n in g.graph.nodes)
-
-
-def test_options_reach_their_region(pair, monkeypatch):
-    import torch._inductor.config as config
-
-    seen = []
-    monkeypatch.setattr(torch._inductor, "standalone_compile",
-                        lambda graph, *_, **__: seen.append((config.epilogue_fusion, config.max_fusion_size)) or graph)
-    pair(spec(config={"max_fusion_size": 7}, region_config={"norm": {"epilogue_fusion": False}}))
-    assert set(seen) == {(True, 7), (False, 7)}
+        inside = {node for _, nodes in parts_to_compile(graph) for node in nodes}
+        assert inside and not {kind_of(n) for n in inside} & {"collective", "wait"}
+        assert inside.isdisjoint(parameter_moves(graph))
 
 
 @pytest.mark.parametrize(("options", "message"), [
     ({"regions": ("ffn",)}, "pass 'regional_inductor': no region 'ffn' in the model: it has 'feed_forward', 'norm'"),
-    ({"region_config": {"attn": {}}},
-     "pass 'regional_inductor': no region 'attn' in the model: it has 'feed_forward', 'norm'"),
     ({"config": {"max_autotun": True}},
      "pass 'regional_inductor': Inductor has no option 'max_autotun': did you mean 'max_autotune'?"),
     ({"config": {"max_autotune": "no"}},
      "pass 'regional_inductor': Inductor's option 'max_autotune' is true or false, and not 'no'"),
-    ({"region_config": {"norm": {"zzz": 1}}},
-     "pass 'regional_inductor', region 'norm': Inductor has no option 'zzz': see torch/_inductor/config.py"),
+    ({"config": {"zzz": 1}}, "pass 'regional_inductor': Inductor has no option 'zzz': see torch/_inductor/config.py"),
     ({"fallback": ("mm", "silu_bakward")},
      "pass 'regional_inductor': fallback: no operator 'silu_bakward': did you mean 'silu_backward'?"),
     ({"fallback": ("???",)}, "pass 'regional_inductor': fallback: no operator '???': give names without namespace and "
@@ -204,18 +164,7 @@ class Interleaved(nn.Module):
         return (third * third).mean()
 
 
-class Unnamed(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.w = nn.Parameter(torch.randn(4, 4))
-
-    def forward(self, x, y):
-        return (x @ self.w * y).mean()
-
-
 def built(model):
-    from workbench.world.mesh import World
-
     torch.manual_seed(0)
     world = World("gloo", 1, 0, torch.device("cpu"))
     batch = torch.randn(3, 4), torch.randn(3, 4)
@@ -230,17 +179,12 @@ def test_regions_that_need_each_other_make_no_cycle(uncompiled):
     assert [name for name, _ in parts] == ["a", "b", "a"]
 
 
-def test_a_model_without_names_has_no_effect():
-    (record,), _ = run_partitioned(built(Unnamed()), [NAME])
-    found = record.verdict("effect")
-    assert found.outcome is Outcome.NO_EFFECT and "no node is in a named region" in found.message
-
-
-class Twice(Unnamed):
+class Twice(nn.Module):
     """Two equal products, and one of them has a name: the partitioner keeps the first of each direction."""
 
     def __init__(self, named_first):
         super().__init__()
+        self.w = nn.Parameter(torch.randn(4, 4))
         self.names = ("b", "other") if named_first else ("other", "b")
 
     def forward(self, x, y):

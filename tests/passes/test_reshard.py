@@ -19,30 +19,21 @@ NAME = "reshard_after_forward"
 ALWAYS, NEVER = PassSpec(name=NAME), PassSpec(name=NAME, options={"policy": "never"})
 
 
-@pytest.fixture(scope="module")
-def variants(two_layers, through):
-    return {"always": through(two_layers, [ALWAYS]), "never": through(two_layers, [NEVER])}
-
-
 def gathers_again(pair):
     return len(parameter_gathers(pair.backward))
 
 
-def test_always_gathers_again_and_frees(variants):
-    records, pair, joint = variants["always"]
+def test_always_gathers_again_and_frees_and_never_gathers_nothing_again(two_layers, through):
+    records, pair, joint = through(two_layers, [ALWAYS])
     parameters = len(list(gather_chains(joint)))
     assert parameters == 2 * 9 + 3
     found = records[NAME].verdict("effect")
     assert found.outcome is Outcome.PASS and found.evidence["saved_gathered_parameters"] == []
     # the embedding's rows are read and not multiplied: its gradient needs no weight
     assert gathers_again(pair) == found.evidence["gathers_in_backward"] == parameters - 1
-
-
-def test_never_gathers_nothing_again(variants):
-    records, pair, _ = variants["never"]
+    records, never, _ = through(two_layers, [NEVER])
     assert records[NAME].verdict("effect").outcome is Outcome.PASS
-    assert gathers_again(pair) == 0
-    assert saved_bytes(pair) > saved_bytes(variants["always"][1])
+    assert gathers_again(never) == 0 and saved_bytes(never) > saved_bytes(pair)
 
 
 def test_after_checkpointing_both_hold(two_layers, through):

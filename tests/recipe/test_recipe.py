@@ -74,7 +74,7 @@ def test_all_problems_at_once_word_for_word(tmp_path: Path) -> None:
     path.write_text("""
 nam = "x"
 model = 3
-passes = ["transformer_block_bucketng", {name = "autobucketing_reordering", bucket_cap_mb = -1, bucket_cap = 2}]
+passes = ["transformer_block_bucketng", {name = "overlap_collectives", horizon = -1, horizont = 2}]
 mesh = {dp_shrad = 2, ep = "2"}
 [training]
 steps = 0
@@ -93,8 +93,8 @@ deterministic = 1
         "training.deterministic: Input should be a valid boolean, got 1",
         "nam: unknown key; did you mean 'name'?",
         "passes[0]: unknown pass 'transformer_block_bucketng'; did you mean 'transformer_block_bucketing'?",
-        "passes[1].bucket_cap_mb: Input should be greater than 0, got -1",
-        "passes[1].bucket_cap: unknown key; did you mean 'bucket_cap_mb'?",
+        "passes[1].horizon: Input should be greater than 0, got -1",
+        "passes[1].horizont: unknown key; did you mean 'horizon'?",
     )]
 
 

@@ -40,27 +40,19 @@ def states():
     return random.getstate(), numpy_random and str(numpy_random.get_state()), torch.get_rng_state().tolist()
 
 
-def test_buffers_gradients_and_random_numbers_are_put_back():
+def test_buffers_gradients_and_random_numbers_are_put_back_also_where_the_run_raises():
     module = Busy()
     module.weight.grad = torch.full((4,), 7.0)
     gradient, before, numbers = module.weight.grad, seen(module), states()
-    with restoring_module(module):
+    with pytest.raises(ValueError, match="x"), restoring_module(module):
         module(torch.ones(3, 4)).backward()
         inside, drawn = seen(module), states()
+        raise ValueError("x")
     assert seen(module) == before and states() == numbers
     assert {name for name in before if inside[name] != before[name]} == {
         "norm.running_mean", "norm.running_var", "norm.num_batches_tracked", "total", "spread"}
     assert drawn != numbers
     assert module.weight.grad is gradient and gradient.tolist() == [7] * 4 and module.frozen.weight.grad is None
-
-
-def test_also_where_the_run_raises():
-    module = Busy()
-    before = seen(module)
-    with pytest.raises(ValueError, match="x"), restoring_module(module):
-        module(torch.ones(3, 4))
-        raise ValueError("x")
-    assert seen(module) == before
 
 
 def test_a_parameter_is_put_back_where_it_is_named():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,7 +24,7 @@ from workbench.authoring.materialise import (
 )
 from workbench.authoring.plans import AuthoringError, ParallelPlan, expand_units, matching
 from workbench.authoring.shardable import require_shardable
-from workbench.authoring.simple_fsdp import Gather, Precision, parametrise
+from workbench.authoring.simple_fsdp import Gather, Precision, parametrise, strided
 from workbench.authoring.tensor_parallel import apply_tensor_plan
 from workbench.errors import no_exit
 from workbench.recipe.hooks import hook
@@ -70,14 +71,8 @@ def author_module(
     require_shardable(module, precision)
     experts = _expert_modules(module, plan, expert_mesh)
     buckets = expand_units(plan, [path for path, _ in module.named_modules()])
-    values: dict[str, Stored | torch.Tensor] = {
-        name: tensor.detach()
-        for name, tensor in (
-            *module.named_parameters(),
-            *module.named_buffers(remove_duplicate=False),
-        )
-        if not tensor.is_meta
-    }
+    named = (*module.named_parameters(), *module.named_buffers(remove_duplicate=False))
+    values: dict[str, Stored | torch.Tensor] = {name: t.detach() for name, t in named if not t.is_meta}
     values |= weights or {}
     first: dict[int, str] = {}
     owners = {  # a parameter that several modules share is known by its first name
@@ -87,22 +82,55 @@ def author_module(
     module.to("meta")
     if mesh is not None and "tp" in axes:
         apply_tensor_plan(module, plan, mesh["tp"])
-    _store_parameters(
-        module, world, mesh, expert_mesh, experts, precision, seed, initialise, values, owners
-    )
+    stored: dict[str, tuple[nn.Parameter, Layout]] = {}
+    factor = 1.0 / (axes.get("dp_replicate", 1) * axes.get("dp_shard", 1))
+    for path, part in module.named_modules():
+        gathers: dict[str, Gather] = {}
+        part_mesh = expert_mesh if path in experts else mesh
+        submesh = {axis: part_mesh[axis] for axis in axis_sizes(part_mesh)} if part_mesh is not None else {}
+        for name, param in part.named_parameters(recurse=False):
+            full = f"{path}.{name}".lstrip(".")
+            owner, floating = owners[full], param.dtype.is_floating_point
+            dtype = precision.stored if floating else param.dtype
+            if path in experts and expert_mesh is not None:
+                layout = Layout.of_experts(owner, param, expert_mesh)
+            else:
+                layout = Layout.of(owner, param, mesh)
+            _require_cut(full, layout, world)
+            if owner not in stored:
+                whole = partial(whole_parameter, layout, dtype, world.device, seed, initialise, values)
+                stored[owner] = stored_parameter(layout, world, part_mesh, dtype, whole), layout
+                stored[owner][0].requires_grad_(param.requires_grad)
+            part._parameters[name], theirs = stored[owner]
+            if theirs != layout:
+                raise AuthoringError(
+                    f"parameter {full} is {owner} under another name, and the plan cuts them differently "
+                    f"(dim {layout.cut_dim} here, dim {theirs.cut_dim} there): give both the same style"
+                )
+            gathers[name] = Gather(
+                part=strided(layout.local_shape(coordinates(part_mesh, world.rank), layout.cut_axis)),
+                whole=strided(layout.shape),
+                replicate_mesh=submesh.get("dp_replicate"),
+                shard_mesh=submesh.get(layout.shard_axis),
+                tp_mesh=submesh.get("tp") if layout.tensor_parallel else None,
+                tp_placements=layout.placements()[-1:],
+                precision=precision if floating else Precision(param.dtype, param.dtype),
+                shard_dim=layout.shard_dim,
+                factor=factor if path in experts else None,
+            )
+        if gathers and (axes or precision.stored != precision.param):
+            parametrise(part, gathers)
     fill_buffers(module, world, values)
     groups = _group_names(mesh)
-    theirs = _group_names(expert_mesh).items()
-    groups |= {f"{axis}.experts" if axis in groups else axis: name for axis, name in theirs}
+    for axis, group in _group_names(expert_mesh).items():
+        groups[f"{axis}.experts" if axis in groups else axis] = group
     return Authored(module, world, mesh, buckets, groups, batch=batch, expert_mesh=expert_mesh)
 
 
 def _group_names(mesh: DeviceMesh | None) -> dict[str, str]:
-    return (
-        {axis: str(mesh.get_group(axis).group_name) for axis in axis_sizes(mesh)}
-        if mesh is not None
-        else {}
-    )
+    if mesh is None:
+        return {}
+    return {axis: str(mesh.get_group(axis).group_name) for axis in axis_sizes(mesh)}
 
 
 def _expert_modules(module: nn.Module, plan: ParallelPlan, mesh: DeviceMesh | None) -> set[str]:
@@ -110,91 +138,28 @@ def _expert_modules(module: nn.Module, plan: ParallelPlan, mesh: DeviceMesh | No
     if mesh is None:
         return set()
     paths = [path for path, _ in module.named_modules()]
-    found = {path for pattern in plan.experts for path in matching(pattern, paths)}
-    if not found:
+    matches = {path for pattern in plan.experts for path in matching(pattern, paths)}
+    if not matches:
         raise AuthoringError(f"there is an expert mesh, and no module of the model stacks experts: "
                              f"plan.experts is {list(plan.experts)}")
     if "ep" in axis_sizes(mesh):
-        for path in found:
+        for path in matches:
             module.get_submodule(path).mesh = mesh["ep"]  # type: ignore[assignment]
-    return found
+    return matches
 
 
-def _store_parameters(
-    module: nn.Module,
-    world: World,
-    dense_mesh: DeviceMesh | None,
-    expert_mesh: DeviceMesh | None,
-    experts: set[str],
-    precision: Precision,
-    seed: int,
-    initialise: Initialise,
-    values: Mapping[str, Stored | torch.Tensor],
-    owners: Mapping[str, str],
-) -> None:
-    axes = axis_sizes(dense_mesh)
-    factor = 1.0 / (axes.get("dp_replicate", 1) * axes.get("dp_shard", 1))
-    submeshes = {
-        mesh: {axis: mesh[axis] for axis in axis_sizes(mesh)}
-        for mesh in (dense_mesh, expert_mesh)
-        if mesh
-    }
-    stored: dict[str, tuple[nn.Parameter, Layout]] = {}
-    for path, part in module.named_modules():
-        gathers: dict[str, Gather] = {}
-        mesh = expert_mesh if path in experts else dense_mesh
-        submesh = submeshes[mesh] if mesh is not None else {}
-        for name, param in part.named_parameters(recurse=False):
-            full = f"{path}.{name}" if path else name
-            layout = (
-                Layout.of_experts(owners[full], param, mesh)
-                if mesh is not None and path in experts
-                else Layout.of(owners[full], param, mesh)
-            )
-            floating = param.dtype.is_floating_point
-            ways = precision if floating else Precision(param.dtype, param.dtype)
-            dtype = precision.stored if floating else param.dtype
-            cut, parts = layout.cut_dim, layout.sizes.get(layout.cut_axis, 1)
-            if world.kind == "simulated" and cut is not None and layout.shape[cut] % parts:
-                raise AuthoringError(
-                    f"a simulated world cannot cut dim {cut} of {full}, size {layout.shape[cut]}, "
-                    f"into {parts} unequal parts: choose a tp that divides it, or run on gloo ranks"
-                )
-            if layout.sharded and not layout.shape:
-                raise AuthoringError(
-                    f"parameter {full} has no dim that dp_shard could cut: give it the shape (1,)"
-                )
-
-            def whole(layout: Layout = layout, dtype: torch.dtype = dtype) -> torch.Tensor | Stored:
-                return whole_parameter(layout, dtype, world.device, seed, initialise, values)
-
-            if layout.name not in stored:
-                made = stored_parameter(layout, world, mesh, dtype, whole)
-                made.requires_grad_(param.requires_grad)
-                stored[layout.name] = (made, layout)
-            shared, theirs = stored[layout.name]
-            if theirs != layout:
-                raise AuthoringError(
-                    f"parameter {full} is {layout.name} under another name, and the plan cuts them differently "
-                    f"(dim {layout.cut_dim} here, dim {theirs.cut_dim} there): give both the same style"
-                )
-            part._parameters[name] = shared
-            shape, _ = layout.cut_part(coordinates(mesh, world.rank))
-            gathers[name] = Gather(
-                shape=shape,
-                stride=torch.empty(shape, device="meta").stride(),
-                whole_shape=layout.shape,
-                whole_stride=torch.empty(layout.shape, device="meta").stride(),
-                replicate_mesh=submesh.get("dp_replicate"),
-                shard_mesh=submesh.get(layout.shard_axis),
-                tp_mesh=submesh.get("tp") if layout.tensor_parallel else None,
-                tp_placements=layout.placements()[-1:] if layout.tensor_parallel else (),
-                precision=ways,
-                shard_dim=layout.shard_dim,
-                factor=factor if path in experts else None,
-            )
-        if gathers and (axes or precision.stored != precision.param):
-            parametrise(part, gathers)
+def _require_cut(name: str, layout: Layout, world: World) -> None:
+    """AuthoringError for a parameter that the mesh, or a simulated world, cannot cut."""
+    cut, parts = layout.cut_dim, layout.sizes.get(layout.cut_axis, 1)
+    if world.kind == "simulated" and cut is not None and layout.shape[cut] % parts:
+        raise AuthoringError(
+            f"a simulated world cannot cut dim {cut} of {name}, size {layout.shape[cut]}, "
+            f"into {parts} unequal parts: choose a tp that divides it, or run on gloo ranks"
+        )
+    if layout.sharded and not layout.shape:
+        raise AuthoringError(
+            f"parameter {name} has no dim that dp_shard could cut: give it the shape (1,)"
+        )
 
 
 @no_exit()
@@ -253,9 +218,9 @@ def random_tokens(
 
     if world.fake_mode is not None:
         with world.fake_mode:
-            return tuple(  # type: ignore[return-value]
-                torch.empty((batch, seq_len), dtype=torch.int64, device=world.device)
-                for _ in range(2)
-            )
-    both = make_per_rank(draw, range(world.size)) if world.kind == "simulated" else draw(world.rank)
+            both = torch.empty((batch, seq_len + 1), dtype=torch.int64, device=world.device)
+    elif world.kind == "simulated":
+        both = make_per_rank(draw, range(world.size))
+    else:
+        both = draw(world.rank)
     return both[:, :-1].contiguous(), both[:, 1:].contiguous()

@@ -97,7 +97,6 @@ def register_model(
             with determinism.seeded(recipe.training.seed), torch.device("cpu"):
                 return make(recipe.model.sizes())
 
-        seeded.__wrapped__ = make  # type: ignore[attr-defined]  # an export writes its source
         install_families([Family(name, seeded, layout, dict(sizes))])
         return make
 

@@ -5,7 +5,7 @@ Both cut like torch.chunk (equal parts rounded up, the last ones smaller or empt
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -62,24 +62,18 @@ class Layout:
         if not isinstance(param, DTensor):
             return cls(name, param.shape, None, False, sizes)
         (placement,) = param.placements
-        if not placement.is_replicate() and not isinstance(placement, Shard):
-            raise AuthoringError(
-                f"parameter {name}: placement {placement} on the tp axis is not supported"
-            )
-        return cls(
-            name, param.shape, placement.dim if isinstance(placement, Shard) else None, True, sizes
-        )
+        return cls(name, param.shape, placement.dim if isinstance(placement, Shard) else None, True, sizes)
 
     @classmethod
     def of_experts(cls, name: str, param: torch.Tensor, mesh: DeviceMesh) -> Layout:
         """A stack of experts on the expert mesh. FSDP cuts inside the experts where it cannot divide their number."""
         sizes = axis_sizes(mesh)
-        held, parts = param.shape[0] // sizes.get("ep", 1), sizes.get("ep_shard", 1)
-        if held * sizes.get("ep", 1) != param.shape[0]:
+        count, left = divmod(param.shape[0], sizes.get("ep", 1))
+        if left:
             raise AuthoringError(
                 f"{param.shape[0]} experts of {name} cannot be spread evenly over ep {sizes['ep']}"
             )
-        cut, within = (0 if "ep" in sizes else None), int(held % parts > 0)
+        cut, within = (0 if "ep" in sizes else None), int(count % sizes.get("ep_shard", 1) > 0)
         return cls(name, param.shape, cut, False, sizes, "ep", "ep_shard", within)
 
     @property
@@ -87,48 +81,33 @@ class Layout:
         """Whether FSDP cuts it."""
         return self.sizes.get(self.shard_axis, 1) > 1
 
-    def cut_part(self, coordinate: Mapping[str, int]) -> tuple[torch.Size, tuple[int, int]]:
-        """Shape of the part of tensor or expert parallelism at `coordinate`, and its start and length on cut_dim."""
-        if self.cut_dim is None:
-            return self.shape, (0, 0)
-        start, length = part_bounds(
-            self.shape[self.cut_dim], self.sizes[self.cut_axis], coordinate[self.cut_axis]
-        )
+    def _cuts(self, at: Mapping[str, int], *axes: str) -> Iterator[tuple[int, int, int]]:
+        """(dim, start, length) of the cuts over these axes, in order, each within what the cut before it has left."""
         shape = list(self.shape)
-        shape[self.cut_dim] = length
-        return torch.Size(shape), (start, length)
+        for axis, dim in ((self.cut_axis, self.cut_dim), (self.shard_axis, self.shard_dim)):
+            if axis in axes and self.sizes.get(axis, 1) > 1 and dim is not None:
+                start, shape[dim] = part_bounds(shape[dim], self.sizes[axis], at[axis])
+                yield dim, start, shape[dim]
 
-    def local_shape(self, coordinate: Mapping[str, int]) -> torch.Size:
-        """Shape of what the rank at `coordinate` holds."""
-        shape, _ = self.cut_part(coordinate)
-        if not self.sharded:
-            return shape
-        at = self.shard_dim
-        return torch.Size((*shape[:at], self._shard_bounds(shape, coordinate)[1], *shape[at + 1 :]))
+    def local_shape(self, at: Mapping[str, int], *axes: str) -> torch.Size:
+        """Shape of what the rank at the coordinate `at` holds, by the cuts over these axes, or by both."""
+        shape = list(self.shape)
+        for dim, _, length in self._cuts(at, *(axes or (self.cut_axis, self.shard_axis))):
+            shape[dim] = length
+        return torch.Size(shape)
 
-    def _shard_bounds(self, shape: torch.Size, coordinate: Mapping[str, int]) -> tuple[int, int]:
-        return part_bounds(
-            shape[self.shard_dim], self.sizes[self.shard_axis], coordinate[self.shard_axis]
-        )
-
-    def local_part(
-        self, whole: torch.Tensor | Stored, coordinate: Mapping[str, int]
-    ) -> torch.Tensor:
-        """A copy of what the rank at `coordinate` holds of `whole`."""
-        shape, bounds = self.cut_part(coordinate)
-        part = whole if self.cut_dim is None else whole.narrow(self.cut_dim, *bounds)
-        if self.sharded:
-            part = part.narrow(self.shard_dim, *self._shard_bounds(shape, coordinate))
-        return part.clone(memory_format=torch.contiguous_format)
+    def local_part(self, whole: torch.Tensor | Stored, at: Mapping[str, int]) -> torch.Tensor:
+        """A copy of what the rank at the coordinate `at` holds of `whole`."""
+        for dim, start, length in self._cuts(at, self.cut_axis, self.shard_axis):
+            whole = whole.narrow(dim, start, length)
+        return whole.clone(memory_format=torch.contiguous_format)
 
     def placements(self) -> tuple[Placement, ...]:
         """One placement for each mesh axis, in the mesh's order, as FSDP2 states them."""
         # tensor parallelism cuts first, and its axis is the last one: FSDP's shards of dim 0 are strided
         strided = self.cut_axis == "tp" and self.cut_dim == self.shard_dim
         by_axis: dict[str, Placement] = {
-            self.shard_axis: strided_shard(0, self.sizes["tp"])
-            if strided
-            else Shard(self.shard_dim),
+            self.shard_axis: strided_shard(0, self.sizes["tp"]) if strided else Shard(self.shard_dim),
             self.cut_axis: Replicate() if self.cut_dim is None else Shard(self.cut_dim),
         }
         return tuple(by_axis.get(axis, Replicate()) for axis in self.sizes)

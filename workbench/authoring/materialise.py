@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from functools import cache
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from workbench.authoring.layout import Layout, Stored
 from workbench.authoring.plans import AuthoringError
+from workbench.authoring.simple_fsdp import strided
 from workbench.torch_api.distributed.simulated import is_per_rank, make_per_rank, per_rank_values
 from workbench.world.mesh import World, coordinates
 
@@ -61,24 +63,19 @@ def stored_parameter(
 ) -> nn.Parameter:
     """This rank's part as a parameter: a DTensor on `mesh`, or plain. A fake world does not call `whole`."""
     if world.fake_mode is not None:
+        shape = layout.local_shape(coordinates(mesh, world.rank))
         with world.fake_mode:
-            local = torch.empty(
-                layout.local_shape(coordinates(mesh, world.rank)), dtype=dtype, device=world.device
-            )
+            local = torch.empty(shape, dtype=dtype, device=world.device)
     elif world.kind == "simulated":
-        made = cache(whole)
-        local = make_per_rank(
-            lambda rank: layout.local_part(made(), coordinates(mesh, rank)), range(world.size)
-        )
+        once = cache(whole)
+        local = make_per_rank(lambda rank: layout.local_part(once(), coordinates(mesh, rank)), range(world.size))
     else:
         local = layout.local_part(whole(), coordinates(mesh, world.rank))
     if mesh is None:
         return nn.Parameter(local)
-    stride = torch.empty(layout.shape, device="meta").stride()
+    shape, stride = strided(layout.shape)
     with torch.no_grad():
-        stored = DTensor.from_local(
-            local, mesh, layout.placements(), run_check=False, shape=layout.shape, stride=stride
-        )
+        stored = DTensor.from_local(local, mesh, layout.placements(), run_check=False, shape=shape, stride=stride)
     return nn.Parameter(stored)
 
 
@@ -88,32 +85,17 @@ def fill_buffers(module: nn.Module, world: World, values: Mapping[str, Any]) -> 
     AuthoringError names a buffer that has neither.
     """
     for path, part in module.named_modules():
-        held = [
-            (name, buffer)
-            for name, buffer in part.named_buffers(recurse=False)
-            if buffer is not None
-        ]
-        if not held:
-            continue
-        names = {name: f"{path}.{name}" if path else name for name, _ in held}
+        names = {name: f"{path}.{name}".lstrip(".") for name, _ in part.named_buffers(recurse=False)}
         if all(full in values for full in names.values()):
             for name, full in names.items():
                 value = values[full].to(world.device)
-                part._buffers[name] = (
-                    value if world.fake_mode is None else world.fake_mode.from_tensor(value)
-                )
+                part._buffers[name] = value if world.fake_mode is None else world.fake_mode.from_tensor(value)
             continue
-        reset = getattr(part, "reset_buffers", None)
-        if reset is None and world.fake_mode is None:
+        reset: Any = getattr(part, "reset_buffers", None)
+        if reset is None:
             raise AuthoringError(
                 f"buffer {next(iter(names.values()))!r} is on the meta device and has no values: build the module "
                 f"with values, or give {type(part).__name__} a method reset_buffers(device) that sets them"
             )
-        if world.fake_mode is None:
-            reset(world.device)  # type: ignore[misc]
-            continue
-        with world.fake_mode:
-            for name, buffer in held:
-                part._buffers[name] = torch.empty_strided(
-                    buffer.shape, buffer.stride(), dtype=buffer.dtype, device=world.device
-                )
+        with world.fake_mode or nullcontext():
+            reset(world.device)

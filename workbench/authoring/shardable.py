@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import chain, combinations
-from typing import Any
 
 import torch
 from torch import nn
@@ -48,12 +47,9 @@ def _of_precision(module: nn.Module, precision: Precision) -> Iterator[str]:
     """Parameters that are neither float32 nor of the dtype in which the step computes."""
     for name, param in module.named_parameters():
         if param.dtype.is_floating_point and param.dtype not in (torch.float32, precision.param):
-            own, other = (
-                str(dtype).removeprefix("torch.") for dtype in (param.dtype, precision.param)
-            )
             yield (
-                f"parameter {name} is {own}, and the step would compute in {other}: call .float() on the model, and "
-                "give the dtype to compute in as precision.param"
+                f"parameter {name} is {param.dtype}, and the step would compute in {precision.param}: call .float() on "
+                "the model, and give the dtype to compute in as precision.param"
             )
 
 
@@ -69,25 +65,19 @@ def _with_hooks(module: nn.Module) -> Iterator[str]:
 def _overlapping(module: nn.Module) -> Iterator[str]:
     """Parameters that share memory with another tensor of the module: a write to one no longer reaches the other."""
     by_storage: dict[int, list[tuple[str, torch.Tensor]]] = {}
-    for name, tensor in chain(_tensors("parameter", module.named_parameters()),
-                              _tensors("buffer", module.named_buffers()), _attributes(module)):
+    tensors: dict[str, torch.Tensor] = {f"parameter {name}": value for name, value in module.named_parameters()}
+    tensors |= {f"buffer {name}": value for name, value in module.named_buffers()} | dict(_attributes(module))
+    for name, tensor in tensors.items():
         if not tensor.is_meta and type(tensor) in (torch.Tensor, nn.Parameter) and tensor.numel():
             by_storage.setdefault(tensor.untyped_storage().data_ptr(), []).append((name, tensor))
     for sharing in by_storage.values():
         for (name, one), (other_name, other) in combinations(sharing, 2):
-            if (
-                name.startswith("parameter ")
-                and _span(one)[0] < _span(other)[1]
-                and _span(other)[0] < _span(one)[1]
-            ):
+            (start, end), (other_start, other_end) = _span(one), _span(other)
+            if name.startswith("parameter ") and start < other_end and other_start < end:
                 yield (
                     f"{name} shares memory with {other_name}, and its shards would not: give each memory of its own "
                     "with .clone()"
                 )
-
-
-def _tensors(kind: str, named: Iterator[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, Any]]:
-    return ((f"{kind} {name}", tensor) for name, tensor in named)
 
 
 def _attributes(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

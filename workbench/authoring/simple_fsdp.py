@@ -14,6 +14,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 GATHERS = "workbench_gathers"
+Strided = tuple[torch.Size, tuple[int, ...]]
+
+
+def strided(shape: torch.Size) -> Strided:
+    """A shape with the strides of a contiguous tensor."""
+    return shape, torch.empty(shape, device="meta").stride()
 
 
 @dataclass(frozen=True)
@@ -36,14 +42,12 @@ class Gather:
     Not an nn.Module, so that the module paths of its nodes do not contain it. Gradients are averaged over both
     data-parallel axes: reduce-scatter over dp_shard, then all-reduce over dp_replicate, as in FSDP2. Gradients of
     experts are summed over the ranks of their axes and multiplied by `factor`, one over the number of data-parallel
-    ranks. shape, stride: of the tensor-parallel part that all ranks of dp_shard hold together; whole_*: of the
+    ranks. part: shape and strides of the tensor-parallel part that all ranks of dp_shard hold together; whole: of the
     parameter.
     """
 
-    shape: torch.Size
-    stride: tuple[int, ...]
-    whole_shape: torch.Size
-    whole_stride: tuple[int, ...]
+    part: Strided
+    whole: Strided
     replicate_mesh: DeviceMesh | None
     shard_mesh: DeviceMesh | None
     tp_mesh: DeviceMesh | None
@@ -58,8 +62,9 @@ class Gather:
         if self.tp_mesh is None:
             return x
         # in the backward, this also sums the gradient of a whole parameter over the ranks of the tp axis
+        shape, stride = self.whole
         return DTensor.from_local(
-            x, self.tp_mesh, self.tp_placements, run_check=False, shape=self.whole_shape, stride=self.whole_stride
+            x, self.tp_mesh, self.tp_placements, run_check=False, shape=shape, stride=stride
         )
 
     def _whole(self, shard: DTensor | torch.Tensor) -> torch.Tensor:
@@ -68,9 +73,7 @@ class Gather:
         if self.factor is not None:
             x = _ScaledGradient.apply(x, self.factor)
         if self.replicate_mesh is not None:
-            x = self._redistributed(
-                x, self.replicate_mesh, Replicate(), last=self.shard_mesh is None
-            )
+            x = self._redistributed(x, self.replicate_mesh, Replicate(), last=self.shard_mesh is None)
         if self.shard_mesh is not None:
             return self._redistributed(x, self.shard_mesh, Shard(self.shard_dim), last=True)
         return x if x.dtype == self.precision.param else x.to(self.precision.param)
@@ -78,10 +81,8 @@ class Gather:
     def _redistributed(
         self, x: torch.Tensor, mesh: DeviceMesh, held: Placement, last: bool
     ) -> torch.Tensor:
-        held_shape = (self.shape, self.stride) if held.is_shard() else (x.shape, x.stride())
-        spread = DTensor.from_local(
-            x, mesh, (held,), run_check=False, shape=held_shape[0], stride=held_shape[1]
-        )
+        shape, stride = self.part if held.is_shard() else (x.shape, x.stride())
+        spread = DTensor.from_local(x, mesh, (held,), run_check=False, shape=shape, stride=stride)
         whole = spread.redistribute(
             placements=(Replicate(),),
             forward_dtype=self.precision.param if last else x.dtype,

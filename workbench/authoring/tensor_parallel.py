@@ -98,8 +98,6 @@ def read_style(spec: str | Mapping[str, Any], where: str) -> ParallelStyle:
         raise AuthoringError(
             f"{where}: style {name!r} has no key {key!r}; keys are {', '.join(arguments) or 'none'}"
         )
-    for key in arguments.keys() - table.keys() - {"local"} if "wanted" in arguments else ():
-        raise AuthoringError(f"{where}: style {name!r} needs the key {key!r}")
     layouts = ("input", "output", "wanted")
     return style(**{arguments[key]: _layouts(value, where) if key in layouts else value
                     for key, value in table.items()})

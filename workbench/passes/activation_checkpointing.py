@@ -68,14 +68,10 @@ def tagged_for_recompute(before: Graphs, after: Graphs, options: Options) -> Eff
     layers = {layer_of(n) for n in (tagged if changed else after[0].graph.nodes)} - {None}
     if changed:
         reason = ""
-    elif isinstance(options, CheckpointOptions) and options.policy == "none":
+    elif getattr(options, "policy", "") == "none":
         reason = "the policy is none"
     else:
-        reason = (
-            "no module path matches layers.<number>"
-            if not layers
-            else "every node was tagged before"
-        )
+        reason = "every node was tagged before" if layers else "no module path matches layers.<number>"
     return Effect(changed, reason, {"layers": len(layers), "tags": dict(tags)})
 
 
@@ -109,14 +105,9 @@ def checkpoint_rule(name: str) -> Callable[[Rule], Rule]:
                     _tag(node, layer, bool(answer))
             return gm
 
-        tag.__wrapped__ = rule  # type: ignore[attr-defined]  # an export writes the rule's source
-        changes = (
-            (rule.__doc__ or "forward values are saved or recomputed as the rule says")
-            .strip()
-            .splitlines()[0]
-        )
+        changes = (rule.__doc__ or "forward values are saved or recomputed as the rule says").strip()
         register_pass(
-            name, stage="joint", numerics="exact", changes=changes, options=Options,
+            name, stage="joint", numerics="exact", changes=changes.splitlines()[0], options=Options,
             conflicts={"activation_checkpointing"}, after={"inductor_decomposition"},
             effect=tagged_for_recompute, partition_effect=recomputed_in_backward,
         )(tag)
@@ -173,11 +164,7 @@ def activation_checkpointing(
         name = short_name(node)
         seen.add(name)
         save = name in keep
-        # the value itself: its producer returns a handle or a tuple
-        if name in (
-            "wait_tensor",
-            "getitem",
-        ):
+        if name in ("wait_tensor", "getitem"):  # the value itself: its producer returns a handle or a tuple
             save = short_name(node.args[0]) in keep  # type: ignore[arg-type]
         if selective and name in _MATMULS:
             matmuls[layer] += 1

@@ -26,7 +26,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import Field, PositiveInt
 from torch.fx import GraphModule
 
 from workbench.graph.read.timeline import Costs, costs_of, estimates_of
@@ -37,15 +36,7 @@ from workbench.torch_api.devices.estimators import device_specs
 from workbench.torch_api.inductor import bucketing
 
 
-class AutobucketingOptions(EstimateOptions):
-    """Limits of the scheduler; bucket_cap_mb also makes buckets of this size before it schedules."""
-
-    max_in_flight_gb: float = Field(5.0, gt=0)
-    max_compute_pre_fetch: PositiveInt = 200
-    bucket_cap_mb: float | None = Field(None, gt=0)
-
-
-def order_costs(options: AutobucketingOptions, gm: GraphModule) -> Costs:
+def order_costs(options: EstimateOptions, gm: GraphModule) -> Costs:
     """The costs that the order is judged by: torch's scheduler hides behind matmuls, and not behind pointwise work."""
     return costs_of(gm, options.device, fused=True)
 
@@ -55,7 +46,7 @@ def order_costs(options: AutobucketingOptions, gm: GraphModule) -> Costs:
     stage="partitioned",
     numerics="reduction_order",
     changes="fewer all-gather and reduce-scatter launches, the same bytes",
-    options=AutobucketingOptions,
+    options=EstimateOptions,
     conflicts={"transformer_block_bucketing"},
     needs={"fsdp"},
     effect=launches_saved,
@@ -63,17 +54,8 @@ def order_costs(options: AutobucketingOptions, gm: GraphModule) -> Costs:
     source="torch._inductor.fx_passes.overlap_scheduling.schedule_overlap_bucketing",
 )
 def autobucketing_reordering(
-    gm: GraphModule, example_inputs: list[Any], *, options: AutobucketingOptions
+    gm: GraphModule, example_inputs: list[Any], *, options: EstimateOptions
 ) -> GraphModule:
     """Bucket and reorder by cost. Estimates follow from shapes, or are rank 0's: every rank schedules alike."""
     with device_specs(options.device, estimates_of(gm, options)):
-        return bucketing.bucket_by_cost(gm, {
-            "max_in_flight_gb": options.max_in_flight_gb,
-            "max_compute_pre_fetch": options.max_compute_pre_fetch,
-            "collective_bucketing": True,
-            "insert_overlap_deps": False,
-            "collective_estimator": "analytical",
-            "compute_estimator": "analytical",
-            "pre_bucketing_fsdp_collectives": options.bucket_cap_mb is not None,
-            "pre_bucketing_fsdp_collectives_bucket_cap_mb": options.bucket_cap_mb,
-        })
+        return bucketing.bucket_by_cost(gm)

@@ -27,7 +27,6 @@ from workbench.passes.effect import Effect
 from workbench.passes.registry import register_pass
 from workbench.recipe.contracts import Options
 from workbench.torch_api import aot, cuda_graphs
-from workbench.torch_api.distributed import symmetric_memory
 from workbench.torch_api.distributed.nccl import refuse_registered_buffers
 from workbench.torch_api.ops import draws, hint, tensor_bytes
 
@@ -49,14 +48,14 @@ class Replayed:
         self.names = [node.name for node in body.inputs]
         self.fixed = [body.keeps_address(node) for node in body.inputs]
         self.results = 0 if body.backward else body.step.results
-        self.warmed = self.replays = self.copied = 0
+        self.warmed = self.replays = 0
         self.pool_bytes: int | None = None
         self._replay: Callable[[], None] | None = None
         self._inputs: list[Any] = []
         self._addresses: list[int] = []
         self._outputs: list[Any] = []
-        # and by how many, and whether a gradient lies there too
-        self._held: list[tuple[torch.Tensor, int, bool]] = []
+        # what the recording made, how many hold it, and what to say if more do
+        self._held: list[tuple[torch.Tensor, int, str]] = []
 
     @property
     def where(self) -> str:
@@ -97,37 +96,30 @@ class Replayed:
         self._inputs = [value if fixed or not isinstance(value, torch.Tensor) else value.clone()
                         for value, fixed in zip(args, self.fixed, strict=True)]
         self._addresses = [v.data_ptr() if isinstance(v, torch.Tensor) else 0 for v in self._inputs]
-        self.copied = sum(
-            isinstance(v, torch.Tensor) and not f for v, f in zip(args, self.fixed, strict=True)
-        )
         forward = self.other if self.body.backward else None
         saved = [cuda_graphs.holders(value) for value, *_ in forward._held] if forward else []
-        with symmetric_memory.recording(self.where):
-            self._replay, self._outputs = self.recorder.record(self.body, self._inputs)
+        self._replay, self._outputs = self.recorder.record(self.body, self._inputs)
         self.pool_bytes = self.recorder.pool_bytes()
-        given = {_storage(value) for value in self._inputs}
-        made = {
-            _storage(v): v for v in self._outputs[self.results :] if isinstance(v, torch.Tensor)
-        }
+        inputs = {_storage(value) for value in self._inputs}
+        outputs = {_storage(v): v for v in self._outputs[self.results :] if isinstance(v, torch.Tensor)}
         # buffers with fixed addresses are owned by their creator: held here, they would count as held by the last step
-        self._inputs = [
-            None if fixed else value for value, fixed in zip(self._inputs, self.fixed, strict=True)
-        ]
-        self._held = [(value, cuda_graphs.holders(value), self.body.backward)
-                      for at, value in made.items() if at not in given]
-        if forward:  # Inductor may write a gradient over what was saved
-            held = [(value, count + (more := cuda_graphs.holders(value) - was), more > 0)
-                    for (value, count, _), was in zip(forward._held, saved, strict=True)]
-            # a held loss is reported before a held gradient
-            forward._held = sorted(held, key=lambda each: each[2])
+        self._inputs = [None if fixed else value for value, fixed in zip(self._inputs, self.fixed, strict=True)]
+        said = _GRADIENT_HELD if self.body.backward else _SAVED_HELD
+        self._held = [(value, cuda_graphs.holders(value), said) for at, value in outputs.items() if at not in inputs]
+        for i, was in enumerate(saved):  # Inductor may write a gradient over what was saved
+            assert forward is not None
+            value, count, said = forward._held[i]
+            more = cuda_graphs.holders(value) - was
+            forward._held[i] = value, count + more, _GRADIENT_HELD if more else said
 
     def _take(self, args: Sequence[Any]) -> None:
         """Copy what moves into the memory that was recorded; refuse what the recording does not hold for."""
         # in the memory of one pool
         gradients = self.other._held if self.other and not self.body.backward else []
-        for value, count, gradient in [*self._held, *gradients]:
-            if cuda_graphs.holders(value) > count:
-                raise WorkbenchError(f"{self.where}: {_overwritten(gradient)}")
+        overwritten = {said for value, count, said in [*self._held, *gradients] if cuda_graphs.holders(value) > count}
+        for said in (_SAVED_HELD, _GRADIENT_HELD):
+            if said in overwritten:
+                raise WorkbenchError(f"{self.where}: {said}")
         for name, fixed, ours, given, address in zip(
             self.names, self.fixed, self._inputs, args, self._addresses, strict=True
         ):
@@ -168,16 +160,14 @@ class Replayed:
         self.recorder = None
 
 
-def _overwritten(gradient: bool) -> str:
-    if gradient:
-        return (
-            "a gradient of the last step is still held, in p.grad or by your code, and a replay writes over it: "
-            "call optimizer.zero_grad(set_to_none=True) between the steps, and hold no other reference to it"
-        )
-    return (
-        "what the last step saved is still held, and a replay writes over it: call backward() on its loss, or "
-        "drop the loss, before the next step"
-    )
+_GRADIENT_HELD = (
+    "a gradient of the last step is still held, in p.grad or by your code, and a replay writes over it: call "
+    "optimizer.zero_grad(set_to_none=True) between the steps, and hold no other reference to it"
+)
+_SAVED_HELD = (
+    "what the last step saved is still held, and a replay writes over it: call backward() on its loss, or drop the "
+    "loss, before the next step"
+)
 
 
 def _storage(value: Any) -> int | None:
@@ -197,16 +187,12 @@ def replayed(before: Sequence[Body], after: Sequence[Any], options: CudagraphOpt
     evidence = {
         "graphs": sum(n > 0 for n in counts),
         "replays": counts,
-        "copied_inputs": [b.copied for b in after],
-        "fixed_inputs": [sum(b.fixed) for b in after],
+        "copied_inputs": [len(body.facts.copied) for body in after],
+        "fixed_inputs": [len(body.facts.static) for body in after],
     }
     if all(counts):
         return Effect(True, "", evidence)
-    return Effect(
-        None,
-        f"nothing was replayed yet: the first {options.warmup} steps run as they are",
-        evidence,
-    )
+    return Effect(None, f"nothing was replayed yet: the first {options.warmup} steps run as they are", evidence)
 
 
 @register_pass(

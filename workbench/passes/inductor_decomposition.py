@@ -25,6 +25,7 @@ from typing import Any, Literal
 import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.node import map_arg
 
 from workbench.errors import WorkbenchError
 from workbench.passes.effect import Effect
@@ -38,52 +39,44 @@ from workbench.torch_api.ops import draws, is_symbolic, op_name
 _OWN = ("val", "tensor_meta", "desc")  # belongs to one node and is never handed to its replacements
 
 
-def _signature(target: Any, leaves: list[Any], spec: Any) -> Any:
-    def one(leaf: Any) -> Any:
-        if isinstance(leaf, torch.Tensor):
-            return "tensor", tuple(leaf.shape), leaf.stride(), leaf.storage_offset(), leaf.dtype, leaf.device
-        return type(leaf).__name__, str(leaf)
-
-    return target, spec, tuple(one(leaf) for leaf in leaves)
+def _signature(value: Any) -> Any:
+    """What of a value decides about the body of the operator that reads it."""
+    if isinstance(value, torch.Tensor):
+        return tuple(value.shape), value.stride(), value.storage_offset(), value.dtype, value.device
+    return type(value).__name__, str(value)
 
 
 def _values(arguments: Any) -> Any:
-    return pytree.tree_map(lambda a: a.meta["val"] if isinstance(a, Node) else a, arguments)
+    return map_arg(arguments, lambda node: node.meta["val"])
 
 
 class Decomposer:
     def __init__(self, graph: GraphModule, table: dict[Any, Any]):
-        self.old, self.table = graph, table
+        self.old, self.table, self.new = graph, table, Graph()
+        self.map: dict[Node, Any] = {}
+        self.bodies: dict[Any, GraphModule | None] = {}
         vals = [n.meta.get("val") for n in graph.graph.nodes]
         self.mode = lowering.detect_fake_mode([v for v in vals if isinstance(v, torch.Tensor)])
-        self.new, self.map, self.bodies = (
-            Graph(),
-            dict[Node, Any](),
-            dict[Any, GraphModule | None](),
-        )
 
-    def body(self, target: Any, args: Any, kwargs: Any) -> tuple[GraphModule | None, list[Any]]:
-        """The traced replacement of one call, or None where the table leaves it alone; and the flat arguments."""
-        leaves, spec = pytree.tree_flatten((args, kwargs))
+    def body(self, target: Any, arguments: Any) -> tuple[GraphModule | None, list[Any]]:
+        """The traced replacement of one call, or None where the table leaves it alone; and its tensor arguments."""
+        leaves, spec = pytree.tree_flatten(arguments)
         values = [leaf.meta["val"] if isinstance(leaf, Node) else leaf for leaf in leaves]
-        key = _signature(target, values, spec)
+        tensors = [i for i, value in enumerate(values) if isinstance(value, torch.Tensor)]
+        key = target, spec, tuple(map(_signature, values))
         if key not in self.bodies:
-            positions = [i for i, v in enumerate(values) if isinstance(v, torch.Tensor)]
 
-            def call(*tensors: torch.Tensor) -> Any:
+            def call(*inputs: torch.Tensor) -> Any:
                 full = list(values)
-                for i, tensor in zip(positions, tensors, strict=True):
+                for i, tensor in zip(tensors, inputs, strict=True):
                     full[i] = tensor
-                a, k = pytree.tree_unflatten(full, spec)
-                return target(*a, **k)
+                args, kwargs = pytree.tree_unflatten(full, spec)
+                return target(*args, **kwargs)
 
-            traced = make_fx(call, decomposition_table=self.table)(*(values[i] for i in positions))
-            calls = [n for n in traced.graph.nodes if n.op == "call_function"]
-            same = len(calls) == 1 and calls[0].target is target
-            self.bodies[key] = None if same else traced
-        return self.bodies[key], [
-            leaf for leaf, v in zip(leaves, values, strict=True) if isinstance(v, torch.Tensor)
-        ]
+            traced = make_fx(call, decomposition_table=self.table)(*(values[i] for i in tensors))
+            calls = [n.target for n in traced.graph.nodes if n.op == "call_function"]
+            self.bodies[key] = None if calls == [target] else traced
+        return self.bodies[key], [leaves[i] for i in tensors]
 
     def evaluate(self, node: Node) -> None:
         """A fresh fake value, so that aliasing follows the new graph."""
@@ -92,9 +85,7 @@ class Decomposer:
             node.meta["val"] = node.target(*_values(node.args), **_values(node.kwargs))  # type: ignore[operator]
 
     def inline(self, node: Node, body: GraphModule, tensors: list[Node]) -> Any:
-        inside: dict[Node, Any] = dict(
-            zip(body.graph.find_nodes(op="placeholder"), tensors, strict=True)
-        )
+        inside: dict[Node, Any] = dict(zip(body.graph.find_nodes(op="placeholder"), tensors, strict=True))
         inherited = {k: v for k, v in node.meta.items() if k not in _OWN}
         for inner in body.graph.nodes:
             if inner.op == "get_attr":
@@ -102,50 +93,34 @@ class Decomposer:
                     f"node {node.name!r} ({node.target}) decomposes into a constant that the graph cannot hold"
                 )
             if inner.op == "call_function":
-                copied = self.new.node_copy(inner, inside.__getitem__)
+                copied = inside[inner] = self.new.node_copy(inner, inside.__getitem__)
                 copied.meta = dict(inherited)
                 self.evaluate(copied)
-                inside[inner] = copied
-        result = body.graph.output_node().args[0]
-        return pytree.tree_map(lambda n: inside.get(n, n) if isinstance(n, Node) else n, result)
+        return map_arg(body.graph.output_node().args[0], inside.__getitem__)
 
     def copy(self, node: Node) -> Node:
         copied = self.new.node_copy(node, self.map.__getitem__)
-        stale = any(
-            old.meta.get("val") is not self.map[old].meta.get("val") for old in node.all_input_nodes
-        )
+        inputs = node.all_input_nodes
+        stale = any(old.meta.get("val") is not self.map[old].meta.get("val") for old in inputs)
         # a higher-order operator, as flex_attention, shares no storage with its inputs
-        if (
-            stale
-            and node.op == "call_function"
-            and not op_name(node.target).startswith("higher_order.")
-        ):
+        if stale and node.op == "call_function" and not op_name(node.target).startswith("higher_order."):
             self.evaluate(copied)
         return copied
 
     def run(self) -> GraphModule:
         for node in self.old.graph.nodes:
-            if node.op == "output":
-                break
             # a body is traced on its own, without the graph's symbols
             symbolic = any(is_symbolic(n.meta.get("val")) for n in (node, *node.all_input_nodes))
             if node.op == "call_function" and node.target in self.table and not symbolic:
-                args, kwargs = pytree.tree_map(
-                    lambda a: self.map[a] if isinstance(a, Node) else a, (node.args, node.kwargs)
-                )
-                body, tensors = self.body(node.target, args, kwargs)
+                arguments = map_arg((node.args, node.kwargs), self.map.__getitem__)
+                body, tensors = self.body(node.target, arguments)
                 if body is not None:
                     self.map[node] = self.inline(node, body, tensors)
                     continue
             if node.target is operator.getitem and not isinstance(self.map[node.args[0]], Node):
                 self.map[node] = self.map[node.args[0]][node.args[1]]
-                continue
-            self.map[node] = self.copy(node)
-        old_output = self.old.graph.output_node()
-        output = self.new.output(
-            pytree.tree_map(lambda a: self.map[a] if isinstance(a, Node) else a, old_output.args[0])
-        )
-        output.meta = dict(old_output.meta)
+            else:
+                self.map[node] = self.copy(node)
         self.new.eliminate_dead_code()
         return aot.like(self.old, self.new)
 
@@ -160,29 +135,20 @@ class DecompositionOptions(Options):
         return self.at == "capture"
 
 
-def fewer_composite_operators(
-    before: Graphs, after: Graphs, options: DecompositionOptions
-) -> Effect:
+def fewer_composite_operators(before: Graphs, after: Graphs, options: DecompositionOptions) -> Effect:
     """Operators that the table replaces are gone; at the capture: it left none of them."""
     table = lowering.decomposition_table()
 
     def listed(graphs: Graphs) -> Counter[str]:
         return Counter(str(n.target) for g in graphs for n in g.graph.nodes if n.target in table)
 
-    was, now = listed(before), listed(after)
-    gone = was - now
+    now = listed(after)
+    replaced = dict((listed(before) - now).most_common())
     if options.at_capture:
-        left = dict(gone.most_common())
-        reason = (
-            f"the graph was captured without the table, and this pass replaced {left}"
-            if left
-            else ""
-        )
-        return Effect(not left, reason, {"at": "capture", "left": left})
-    evidence = {"replaced": dict(gone.most_common()), "left": dict(now)}
-    return Effect(
-        bool(gone), "" if gone else "no operator of the graph is in Inductor's table", evidence
-    )
+        reason = f"the graph was captured without the table, and this pass replaced {replaced}" if replaced else ""
+        return Effect(not replaced, reason, {"at": "capture", "left": replaced})
+    reason = "" if replaced else "no operator of the graph is in Inductor's table"
+    return Effect(bool(replaced), reason, {"replaced": replaced, "left": dict(now)})
 
 
 @register_pass(

@@ -41,13 +41,10 @@ from workbench.torch_api.ops import COMPILED_REGION, is_symbolic, short_name
 
 
 class RegionalOptions(Options):
-    """regions: names of regions, by default all. config: Inductor's options, and region_config those of one region.
-    fallback: operators that stay outside.
-    """
+    """regions: names of regions, by default all. config: Inductor's options. fallback: operators that stay outside."""
 
     regions: tuple[str, ...] = ()
     config: dict[str, bool | int | float | str] = Field({})
-    region_config: dict[str, dict[str, bool | int | float | str]] = Field({})
     fallback: tuple[str, ...] = ()
 
 
@@ -88,22 +85,18 @@ def compiled_regions(before: Graphs, after: Graphs, options: RegionalOptions) ->
         return Effect(False, f"nothing of region {left[0]!r} was compiled ({_KEPT_OUT})", evidence)
     if inside:
         return Effect(True, "", evidence)
-    return Effect(
-        False,
-        f"every node of the regions was kept out ({_KEPT_OUT})"
-        if any(map(_names, before))
-        else 'no node is in a named region: write `with region("name"):` in the model',
-        evidence,
-    )
+    reason = 'no node is in a named region: write `with region("name"):` in the model'
+    if any(map(_names, before)):
+        reason = f"every node of the regions was kept out ({_KEPT_OUT})"
+    return Effect(False, reason, evidence)
 
 
 def _compilable(node: Node, found: Mapping[Node, str]) -> bool:
     """Whether a node computes a tensor, or a tuple of which only items are read, or is such an item."""
     kind, value = kind_of(node), node.meta.get("val")
+    # a compiled part has no input for a size that is known only when the step runs
     if any(is_symbolic(n.meta.get("val")) for n in (node, *node.all_input_nodes)):
-        return (
-            False  # a compiled part has no input for a size that is known only when the step runs
-        )
+        return False
     if node.target is operator.getitem:
         return node.args[0] in found
     if isinstance(value, tuple):
@@ -118,17 +111,11 @@ def members(graph: GraphModule, names: Iterable[str], fallback: Iterable[str]) -
     found: dict[Node, str] = {}
     for node in graph.graph.nodes:
         name = regions.region_of(node)
-        if (
-            name not in wanted
-            or node in kept
-            or node.op != "call_function"
-            or short_name(node) in left
-        ):
+        if name is None or name not in wanted or node in kept or short_name(node) in left:
             continue
-        if not _compilable(node, found):
-            continue
-        block = _BLOCK.match(module_path(node))
-        found[node] = "_".join(filter(None, (name, block and block.group(1))))
+        if node.op == "call_function" and _compilable(node, found):
+            block = _BLOCK.match(module_path(node))
+            found[node] = f"{name}_{block[1]}" if block else name
     return found
 
 
@@ -161,24 +148,17 @@ def regional_inductor(gm: GraphModule, example_inputs: list[Any], *, options: Re
     step = facts_of(gm).step
     named = _names(gm).union(step.regions, *step.captured_regions.values())
     step.regions = tuple(sorted(named))  # the backward may have lost one: it still counts as known
-    asked = [*options.regions, *options.region_config]
-    if unknown := [name for name in asked if name not in named]:
-        raise WorkbenchError(
-            f"pass 'regional_inductor': no region {unknown[0]!r} in the model: "
-            f"{'it has ' + ', '.join(map(repr, sorted(named))) if named else 'it names none'}"
-        )
+    if unknown := [name for name in options.regions if name not in named]:
+        known = ", ".join(map(repr, step.regions)) or "none"
+        raise WorkbenchError(f"pass 'regional_inductor': no region {unknown[0]!r} in the model: it has {known}")
     regions.check_operators(options.fallback, "pass 'regional_inductor': fallback")
     regions.check_options(options.config, "pass 'regional_inductor'")
-    for name, config in options.region_config.items():
-        regions.check_options(config, f"pass 'regional_inductor', region {name!r}")
     parts = parts_to_compile(gm, options.regions or named, options.fallback)
     facts = [{"name": regions.region_of(nodes[0]), "nodes": len(nodes), "flop": sum(map(node_flops, nodes)),
               "products": sum(map(is_compute, nodes))} for _, nodes in parts]
     # what collectives hide behind
     products = [next(filter(is_compute, nodes), nodes[-1]) for _, nodes in parts]
     for (block, call), fact in zip(regions.cut_out(gm, parts, products), facts, strict=True):
-        config = {**options.config, **options.region_config.get(str(fact["name"]), {})}
-        regions.compile_call(gm, call, re.sub(r"\W", "_", f"region_{block}"), config).meta[
-            COMPILED_REGION
-        ] = fact
+        compiled = regions.compile_call(gm, call, re.sub(r"\W", "_", f"region_{block}"), options.config)
+        compiled.meta[COMPILED_REGION] = fact
     return gm

@@ -37,49 +37,35 @@ def flex_attention(
         return flex.flex_attention(q, k, v, block_mask=mask, enable_gqa=grouped)
 
 
-def causal_mask(seq: int, device: torch.device) -> BlockMask:
-    """Each position attends to itself and the positions before it."""
+def block_mask(tokens: torch.Tensor, end: int | None = None) -> BlockMask:
+    """Each position attends to itself and those before it; with a token `end` only within a document that it ends.
 
-    def visible(
-        b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, kv: torch.Tensor
-    ) -> torch.Tensor:
+    tokens: (batch, seq) int64.
+    """
+    seq = tokens.shape[1]
+    order = torch.arange(-(-seq // BLOCK), device=tokens.device)
+    whole, some = order[None, :, None] > order, order[None, :, None] >= order
+
+    def causal(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
         return q >= kv
 
-    blocks = -(-seq // BLOCK)
-    order = torch.arange(blocks, dtype=torch.int32, device=device)
-    indices = order.expand(1, 1, blocks, blocks)
-    whole = order.expand(1, 1, blocks)  # row i attends to i whole blocks and to a part of block i
-    diagonal = order[:, None].expand(1, 1, blocks, blocks)
-    # GPU kernels assume contiguous lists
-    return BlockMask.from_kv_blocks(torch.ones_like(whole), diagonal.contiguous(), whole.contiguous(),
-                                    indices.contiguous(), BLOCK, visible, (seq, seq))
+    visible = causal
+    if end is not None:
+        ends = (tokens == end).int()
+        document = ends.cumsum(1) - ends  # the end token belongs to its document
+        first = document[:, order * BLOCK]
+        last = document[:, (order * BLOCK + BLOCK - 1).clamp(max=seq - 1)]
+        some = some & (last[:, None, :] >= first[:, :, None])
+        whole = whole & (first[:, None, :] == last[:, :, None])
 
+        def within(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
+            return (q >= kv) & (document[b, q] == document[b, kv])
 
-def document_mask(tokens: torch.Tensor, end: int) -> BlockMask:
-    """Causal within each document. A document ends with the token `end`. tokens: (batch, seq) int64."""
-    ends = (tokens == end).int()
-    document = ends.cumsum(1) - ends  # the end token belongs to its document
+        visible = within
 
-    def visible(
-        b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, kv: torch.Tensor
-    ) -> torch.Tensor:
-        return (q >= kv) & (document[b, q] == document[b, kv])
+    def listed(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        chosen = blocks.unsqueeze(1).int()
+        indices = chosen.argsort(dim=-1, descending=True, stable=True)
+        return chosen.sum(-1, dtype=torch.int32), indices.int()
 
-    seq = tokens.shape[1]
-    blocks = -(-seq // BLOCK)
-    order = torch.arange(blocks, device=tokens.device)
-    first = document[:, order * BLOCK]
-    last = document[:, (order * BLOCK + BLOCK - 1).clamp(max=seq - 1)]
-    before, same = order[:, None] > order, order[:, None] == order
-    some = (before | same) & (last[:, None, :] >= first[:, :, None])
-    whole = before & (first[:, None, :] == last[:, :, None])
-
-    def listed(which: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        chosen = which.unsqueeze(1).int()
-        return chosen.sum(-1, dtype=torch.int32), chosen.argsort(
-            dim=-1, descending=True, stable=True
-        ).int()
-
-    return BlockMask.from_kv_blocks(
-        *listed(some & ~whole), *listed(whole), BLOCK, visible, (seq, seq)
-    )
+    return BlockMask.from_kv_blocks(*listed(some & ~whole), *listed(whole), BLOCK, visible, (seq, seq))

@@ -7,8 +7,6 @@ import re
 
 import torch
 
-MODULES = r"(?:\._modules|\.__dict__\['_modules'\])\['([^']+)'\]"
-"""One step of a path in Dynamo's sources."""
 _SELF = re.compile(r"^L\['\w+'\]\.?|^L__self___?|^self\.")
 _INDEX = re.compile(r"\[['\"]?(\w+)['\"]?\]")
 

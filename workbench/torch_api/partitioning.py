@@ -30,11 +30,6 @@ PARTITIONERS: dict[str, Callable[..., tuple[GraphModule, GraphModule]]] = {
 _OPAQUE = "unsafe_treat_script_objects_as_zero_size"
 
 
-IN_FORWARD = "must_be_in_forward"
-"""torch's value of `partitioner_tag` for a node that the partitioner may not move to the backward."""
-_CLASSIFY = partitioners.classify_nodes
-
-
 def repeatable(node: Node) -> bool:
     """Whether the operator is on torch's list of those that the minimum cut may compute again in the backward."""
     return bool(partitioners.get_default_op_list().is_recomputable(node))
@@ -110,10 +105,10 @@ def save_old_values(graph: GraphModule) -> None:
 
 @contextlib.contextmanager
 def settings(options: Mapping[str, Any] = MappingProxyType({})) -> Iterator[None]:
-    """Around each call of a partitioner: two decisions differ from torch's.
+    """Around each call of a partitioner: it asks `recomputes_draws` whether the backward draws random numbers again.
 
-    torch decides by the operator's tag, and would save the generator's state for attention without dropout. On 2.13
-    that state follows the saved meshes, where the runtime expects no tensors.
+    torch decides that by the operator's tag, and would save the generator's state for attention without dropout. On
+    2.13 that state follows the saved meshes, where the runtime expects no tensors.
 
     options: of torch._functorch.config, such as `activation_memory_budget`.
     """
@@ -122,33 +117,8 @@ def settings(options: Mapping[str, Any] = MappingProxyType({})) -> Iterator[None
     if options and hasattr(functorch_config, _OPAQUE):
         changed[_OPAQUE] = True
     with (functorch_config.patch(changed),
-          mock.patch.object(partitioners, "has_recomputable_rng_ops", recomputes_draws),
-          mock.patch.object(partitioners, "classify_nodes", _classified)):
+          mock.patch.object(partitioners, "has_recomputable_rng_ops", recomputes_draws)):
         yield
-
-
-def _classified(graph: GraphModule, *given: Any, **options: Any) -> Any:
-    """torch's classes of nodes, where what is tagged for the forward belongs to it, and all that it is computed from.
-
-    torch asks which nodes the loss needs, and lets the cut decide about gradients that are computed beside it.
-    """
-    info = _CLASSIFY(graph, *given, **options)
-    todo = [
-        n
-        for n in graph.graph.nodes
-        if n.meta.get("partitioner_tag") == IN_FORWARD and info.is_unclaimed(n)
-    ]
-    if not todo:
-        return info
-    while todo:
-        node = todo.pop()
-        if info.is_unclaimed(node):
-            info.unclaimed_nodes.discard(node)
-            info._required_fw_nodes.add(node)
-            todo += node.all_input_nodes
-    forward = [n for n in graph.graph.nodes if info.is_required_fw(n)]
-    info.fw_order.update((n, i) for i, n in enumerate(forward))
-    return info
 
 
 def recomputes_draws(graph: GraphModule) -> bool:

@@ -7,7 +7,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from workbench.authoring.models.moe import Capacity, Dropless, MoE, MoEConfig, best_experts, copies_of
+from workbench.authoring.models.moe import (
+    MoE,
+    MoEConfig,
+    best_experts,
+    copies_of,
+    send_by_capacity,
+    send_dropless,
+)
 from workbench.torch_api.distributed.experts import grouped_matmul
 
 CONFIG = MoEConfig(dim=16, expert_dim=8, n_experts=4, n_groups=1, top_groups=1)
@@ -34,7 +41,7 @@ def test_the_bias_counts_in_the_choice_and_not_in_the_weights():
 def test_capacity_drops_the_last_and_says_so():
     copies = torch.arange(1.0, 6.0).unsqueeze(1)
     experts = torch.tensor([1, 0, 1, 1, 0])
-    rows, _, back, dropped = Capacity(2, 2, None).send(copies, experts, copies_of(experts, 2))
+    rows, _, back, dropped = send_by_capacity(copies, experts, copies_of(experts, 2), None, 2)
     assert rows.squeeze(2).tolist() == [[2.0, 5.0], [1.0, 3.0]] and dropped.item() == 1
     assert back(rows).flatten().tolist() == [1.0, 2.0, 3.0, 0.0, 5.0]
 
@@ -42,7 +49,7 @@ def test_capacity_drops_the_last_and_says_so():
 def test_dropless_groups_rows_by_expert_and_brings_them_back():
     copies = torch.arange(1.0, 6.0).unsqueeze(1)
     experts = torch.tensor([2, 0, 2, 2, 0])
-    rows, counts, back, dropped = Dropless(3, None).send(copies, experts, copies_of(experts, 3))
+    rows, counts, back, dropped = send_dropless(copies, experts, copies_of(experts, 3), None)
     assert rows.flatten().tolist() == [2.0, 5.0, 1.0, 3.0, 4.0] and dropped.item() == 0
     assert counts[1] == [2, 0, 3]
     assert torch.equal(back(rows), copies)

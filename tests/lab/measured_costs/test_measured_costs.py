@@ -14,7 +14,7 @@ from workbench.graph.read.nodes import is_compute
 from workbench.graph.read.timeline import Estimates, costs_of, estimates_of
 from workbench.lab.measured_costs.measure import measure
 from workbench.passes import autobucketing_reordering as bucketing
-from workbench.passes.autobucketing_reordering import AutobucketingOptions
+from workbench.recipe.contracts import EstimateOptions
 from workbench.recipe.sections import PassSpec
 from workbench.torch_api.devices.timing import signature
 from workbench.world.mesh import current_world
@@ -81,7 +81,7 @@ def test_a_world_without_values_measures_nothing():
         pair = partition(capture(author(small(FSDP_TP), world)))
         with pytest.raises(WorkbenchError, match="needs ranks that run, and this world is fake: take world gloo"):
             run_partitioned(pair, [PassSpec(name="overlap_collectives", options=MEASURED)])
-        assert estimates_of(pair.forward, AutobucketingOptions()).times == {}
+        assert estimates_of(pair.forward, EstimateOptions()).times == {}
 
 
 def test_what_is_known_takes_the_place_of_what_is_estimated():

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import re
-from types import SimpleNamespace
 
 import pytest
 import torch
 from graphs_by_hand import C10D, DIM, gather, group_name, trace
 from torch._inductor import comms, config
-from torch._inductor.virtualized import V
-from torch.fx import Graph
 
-from workbench.errors import WorkbenchError
-from workbench.torch_api.inductor.kept_order import KeptOrder, graph_order
+from workbench.torch_api.inductor.kept_order import graph_order
 from workbench.torch_api.inductor.lowering import compile_inner
 from workbench.torch_api.ops import op_name
 
@@ -60,14 +56,3 @@ def test_a_pass_that_moves_kernels_later_is_seen_in_the_code(fake4, move):
     with config.patch(reorder_for_compute_comm_overlap=True, reorder_for_compute_comm_overlap_passes=[move]):
         graph, code = graph_and_code()
     assert code != graph and sorted(code) == sorted(graph)
-
-
-def test_kernels_in_a_circle_are_refused():
-    """No graph gives such kernels, so the scheduler's nodes are stood in for."""
-    def scheduled(name, *needs):
-        return SimpleNamespace(get_nodes=list, get_buffer_names=lambda: [name],
-                               unmet_dependencies=[SimpleNamespace(name=need) for need in needs])
-
-    with (V.set_graph_handler(SimpleNamespace(graph=Graph())),
-          pytest.raises(WorkbenchError, match="kernels wait for each other: set keep_order = false")):
-        KeptOrder()([scheduled("x", "y"), scheduled("y", "x"), scheduled("z")])

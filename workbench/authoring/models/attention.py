@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from workbench.torch_api.flex import BlockMask, causal_mask, document_mask, flex_attention
+from workbench.torch_api.flex import BlockMask, flex_attention
 
 Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, BlockMask | None], torch.Tensor]
 
@@ -31,15 +31,6 @@ def flex(
     if mask is None:
         raise ValueError("flex attention needs a block mask: see block_mask")
     return flex_attention(q, k, v, mask)
-
-
-def block_mask(kind: str, tokens: torch.Tensor, document_token: int) -> BlockMask:
-    """The mask of one batch for all layers: "causal", or "document" (causal within each document)."""
-    return (
-        document_mask(tokens, document_token)
-        if kind == "document"
-        else causal_mask(tokens.shape[1], tokens.device)
-    )
 
 
 ATTENTION: dict[str, Attention] = {"sdpa": sdpa, "flex": flex}

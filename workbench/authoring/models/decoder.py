@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from workbench.authoring.models.attention import BlockMask, block_mask
+from workbench.authoring.models.attention import BlockMask
 from workbench.authoring.models.layers import RMSNorm, rope_table
 from workbench.authoring.models.loss import CrossEntropy
+from workbench.torch_api.flex import block_mask
 from workbench.torch_api.inductor.regions import region
 
 
@@ -91,12 +92,9 @@ class Decoder(nn.Module):
 
     def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """tokens, targets (batch, seq) int64 -> mean cross entropy, a scalar in float32 (float64 stays)."""
-        config, seq = self.config, tokens.shape[1]
-        mask = (
-            block_mask(config.mask, tokens, config.document_token)
-            if config.attention == "flex"
-            else None
-        )
+        config, seq, mask = self.config, tokens.shape[1], None
+        if config.attention == "flex":
+            mask = block_mask(tokens, config.document_token if config.mask == "document" else None)
         x = self.tok_embeddings(tokens)
         cos, sin = self.rope_cos[:seq].to(x.dtype), self.rope_sin[:seq].to(x.dtype)
         for block in self.layers:

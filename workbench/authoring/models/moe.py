@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -130,79 +131,60 @@ Back = Callable[[torch.Tensor], torch.Tensor]
 """The transformed rows -> (n, dim), in the order of the copies that were sent."""
 
 
-@dataclass(frozen=True)
-class Capacity:
-    """Static capacity: an expert takes at most `rows` rows from each rank, and drops the rest.
+def send_by_capacity(
+    copies: torch.Tensor, experts: torch.Tensor, counts: torch.Tensor, mesh: DeviceMesh | None, capacity: int
+) -> tuple[torch.Tensor, None, Back, torch.Tensor]:
+    """Static capacity: an expert takes at most `capacity` rows from each rank, and drops the rest.
 
-    All shapes follow from the batch's, so a graph with it holds no symbolic size.
+    copies (n, dim), experts (n) and `copies_of` them -> rows (own experts, ranks x capacity, dim), no counts, since
+    every expert has as many rows, the way back, which gives zeros for dropped copies, and how many these are. All
+    shapes follow from the batch's, so a graph with it holds no symbolic size.
     """
+    order = experts.argsort(stable=True)
+    first = (counts.cumsum(0) - counts).index_select(0, experts.index_select(0, order))
+    # sorted by expert, a copy's place is its distance from its expert's first copy
+    place = torch.empty_like(order).scatter(0, order, torch.arange(len(order), device=order.device) - first)
+    slots = counts.shape[0] * capacity
+    slot = torch.where(place < capacity, experts * capacity + place, slots)
+    sent = copies.new_zeros(slots + 1, copies.shape[1]).index_put((slot,), copies)[:-1]
+    ranks = 1 if mesh is None else mesh.size()
+    received = all_to_all(sent, mesh).unflatten(0, (ranks, -1, capacity))
 
-    n_experts: int
-    rows: int
-    mesh: DeviceMesh | None
+    def back(rows: torch.Tensor) -> torch.Tensor:
+        by_rank = rows.unflatten(1, (-1, capacity)).transpose(0, 1).flatten(0, 2)
+        return F.pad(all_to_all(by_rank, mesh), (0, 0, 0, 1)).index_select(0, slot)
 
-    def send(
-        self, copies: torch.Tensor, experts: torch.Tensor, mine: torch.Tensor
-    ) -> tuple[torch.Tensor, None, Back, torch.Tensor]:
-        """copies (n, dim), experts (n) and `copies_of` them -> rows (own experts, ranks x capacity, dim), no counts,
-        since every expert has as many rows, the way back, which gives zeros for dropped copies, and how many these are.
-        """
-        order = experts.argsort(stable=True)
-        first = (mine.cumsum(0) - mine).index_select(0, experts.index_select(0, order))
-        # sorted by expert, a copy's place is its distance from its expert's first copy
-        place = torch.empty_like(order).scatter(
-            0, order, torch.arange(len(order), device=order.device) - first
-        )
-        slots = self.n_experts * self.rows
-        slot = torch.where(place < self.rows, experts * self.rows + place, slots)
-        sent = copies.new_zeros(slots + 1, copies.shape[1]).index_put((slot,), copies)[:-1]
-        ranks = 1 if self.mesh is None else self.mesh.size()
-        came = all_to_all(sent, self.mesh).unflatten(0, (ranks, -1, self.rows))
-
-        def back(rows: torch.Tensor) -> torch.Tensor:
-            returned = all_to_all(
-                rows.unflatten(1, (-1, self.rows)).transpose(0, 1).flatten(0, 2), self.mesh
-            )
-            return F.pad(returned, (0, 0, 0, 1)).index_select(0, slot)
-
-        return came.transpose(0, 1).flatten(1, 2), None, back, (slot == slots).sum()
+    return received.transpose(0, 1).flatten(1, 2), None, back, (slot == slots).sum()
 
 
-@dataclass(frozen=True)
-class Dropless:
-    """Every copy reaches its expert: each step reads from the device how many rows go where."""
+def send_dropless(
+    copies: torch.Tensor, experts: torch.Tensor, counts: torch.Tensor, mesh: DeviceMesh | None
+) -> tuple[torch.Tensor, tuple[torch.Tensor, list[int]], Back, torch.Tensor]:
+    """Every copy reaches its expert: each step reads from the device how many rows go where.
 
-    n_experts: int
-    mesh: DeviceMesh | None
+    copies (n, dim), experts (n) and `copies_of` them -> rows (m, dim) by expert, how many rows each own expert has, on
+    the device and on the host, the way back, and 0 dropped copies.
+    """
+    order = experts.argsort(stable=True)
+    ranks = 1 if mesh is None else mesh.size()
+    # rows from each rank for each own expert
+    theirs = all_to_all(counts, mesh).unflatten(0, (ranks, -1))
+    sizes = theirs.sum(0)
+    read = torch.cat((counts.unflatten(0, (ranks, -1)).sum(1), theirs.sum(1), sizes))
+    n, held = copies.shape[0], counts.shape[0] // ranks
+    known = known_sizes(read, [n // ranks] * 2 * ranks + [n // held] * held)
+    assume_equal(sum(known[:ranks]), n)
+    sent, received = known[:ranks], known[ranks : 2 * ranks]
+    rows = all_to_all(copies.index_select(0, order), mesh, received, sent)
+    own = torch.arange(sizes.shape[0], device=sizes.device).repeat(ranks)
+    expert = own.repeat_interleave(theirs.flatten(), output_size=sum(received))
+    grouped = expert.argsort(stable=True)
 
-    def send(
-        self, copies: torch.Tensor, experts: torch.Tensor, mine: torch.Tensor
-    ) -> tuple[torch.Tensor, tuple[torch.Tensor, list[int]], Back, torch.Tensor]:
-        """copies (n, dim), experts (n) and `copies_of` them -> rows (m, dim) by expert, how many rows each own expert
-        has, on the device and on the host, the way back, and 0 dropped copies.
-        """
-        order = experts.argsort(stable=True)
-        ranks = 1 if self.mesh is None else self.mesh.size()
-        # rows from each rank for each own expert
-        theirs = all_to_all(mine, self.mesh).unflatten(0, (ranks, -1))
-        sizes = theirs.sum(0)
-        read = torch.cat((mine.unflatten(0, (ranks, -1)).sum(1), theirs.sum(1), sizes))
-        n, held = copies.shape[0], self.n_experts // ranks
-        known = known_sizes(read, [n // ranks] * 2 * ranks + [n // held] * held)
-        assume_equal(sum(known[:ranks]), n)
-        sent, received, counts = known[:ranks], known[ranks : 2 * ranks], known[2 * ranks :]
-        rows = all_to_all(copies.index_select(0, order), self.mesh, received, sent)
-        own = torch.arange(sizes.shape[0], device=sizes.device).repeat(ranks)
-        expert = own.repeat_interleave(theirs.flatten(), output_size=sum(received))
-        grouped = expert.argsort(stable=True)
+    def back(rows: torch.Tensor) -> torch.Tensor:
+        by_rank = rows.index_select(0, grouped.argsort())
+        return all_to_all(by_rank, mesh, sent, received).index_select(0, order.argsort())
 
-        def back(rows: torch.Tensor) -> torch.Tensor:
-            returned = all_to_all(
-                rows.index_select(0, grouped.argsort()), self.mesh, sent, received
-            )
-            return returned.index_select(0, order.argsort())
-
-        return rows.index_select(0, grouped), (sizes, counts), back, torch.zeros_like(mine[0])
+    return rows.index_select(0, grouped), (sizes, known[2 * ranks :]), back, torch.zeros_like(counts[0])
 
 
 class MoE(nn.Module):
@@ -231,14 +213,13 @@ class MoE(nn.Module):
         )
         self.register_buffer("dropped", torch.zeros((), dtype=torch.int64, device=device), False)
 
-    def dispatch(self, copies: int) -> Capacity | Dropless:
-        """How this rank's `copies` of tokens reach the experts."""
+    def send(self, copies: torch.Tensor, experts: torch.Tensor, counts: torch.Tensor) -> tuple[Any, ...]:
+        """Bring this rank's copies of tokens to the experts, by the configuration's dispatch."""
         config, mesh = self.config, self.experts.mesh
         if config.dispatch == "dropless":
-            return Dropless(config.n_experts, mesh)
-        return Capacity(
-            config.n_experts, math.ceil(config.capacity_factor * copies / config.n_experts), mesh
-        )
+            return send_dropless(copies, experts, counts, mesh)
+        capacity = math.ceil(config.capacity_factor * copies.shape[0] / config.n_experts)
+        return send_by_capacity(copies, experts, counts, mesh, capacity)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(batch, seq, dim) of this rank's own tokens -> the same shape."""
@@ -248,9 +229,7 @@ class MoE(nn.Module):
             copies = flat.unsqueeze(1).expand(-1, k, -1).flatten(0, 1)
             chosen = experts.flatten()
             tokens = copies_of(chosen, self.config.n_experts)
-            rows, counts, back, dropped = self.dispatch(copies.shape[0]).send(
-                copies, chosen, tokens
-            )
+            rows, counts, back, dropped = self.send(copies, chosen, tokens)
         with region("compute"):
             rows = self.experts(rows, counts)
         with region("combine"):

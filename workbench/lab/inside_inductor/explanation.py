@@ -97,8 +97,7 @@ class Explanation:
                 lines.append(f"{i:>4}  {p.name:<{width}}  {_nodes(p):<14} {p.seconds * 1e3:>6.1f} ms  {where}")
                 for text in _changes(p):
                     lines += textwrap.wrap(text, WIDTH, initial_indent=" " * 8, subsequent_indent=" " * 10)
-        return "\n".join([*lines, "", "places are in torch/_inductor, if they do not say; times are of watched passes, "
-                          "which are slower"])
+        return "\n".join([*lines, "", "places are in torch/_inductor, if they do not say"])
 
     def __repr__(self) -> str:
         return f"Explanation({self.recipe.name}: {len(self.passes)} passes)"
@@ -110,8 +109,8 @@ def _nodes(p: InductorPass) -> str:
 
 
 def _changes(p: InductorPass) -> list[str]:
-    changes = []
-    for word, counts in (("matched:", p.matched), ("added", p.added), ("removed", p.removed)):
+    changes = [f"matched {p.matched} times"] if p.matched else []
+    for word, counts in (("added", p.added), ("removed", p.removed)):
         if counts:
             most = sorted(counts.items(), key=lambda item: -item[1])
             changes.append(f"{word} {', '.join(f'{count} {name}' for name, count in most)}")

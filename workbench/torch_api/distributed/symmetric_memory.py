@@ -6,7 +6,6 @@ device, `as_two_operators` runs them as torch's own fallbacks do, a collective a
 
 from __future__ import annotations
 
-import re
 import socket
 import warnings
 from collections.abc import Iterator
@@ -17,14 +16,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed import _symmetric_memory as symm_mem
 from torch.distributed.distributed_c10d import _resolve_process_group
-
-from workbench.errors import WorkbenchError
-
-_TOO_SMALL = re.compile(
-    r"get_symm_mem_workspace\(\): the requested size \((\d+) bytes\).*?\((\d+) bytes\)"
-    r".*?group_name=\"([^\"]*)\"",
-    re.S,
-)
 
 
 def missing_for(group: str) -> str:
@@ -61,31 +52,6 @@ def reserve(group: str, size: int) -> None:
     """
     enable(group)
     symm_mem.get_symm_mem_workspace(group, size)  # type: ignore[arg-type]
-
-
-@contextmanager
-def recording(where: str) -> Iterator[None]:
-    """Around the recording of a CUDA graph, in which no workspace can grow. where: the message's first words.
-
-    Raises WorkbenchError in the place of torch's error for an operator that needs more than was reserved.
-    """
-    try:
-        yield
-    except RuntimeError as error:
-        # the end of a recording that has failed may raise an error of its own on top
-        said = next(
-            filter(None, (_TOO_SMALL.search(str(e)) for e in (error, error.__context__) if e)), None
-        )
-        if said is None:
-            raise
-        needed, reserved, group = int(said[1]), int(said[2]), said[3]
-        raise WorkbenchError(
-            f"{where}: a product that is sent through symmetric memory over group {group!r} needs {needed:,} bytes of "
-            f"it on each rank, {reserved:,} are reserved, and a recording cannot add to them: put what changes the "
-            "products before the pass 'async_tensor_parallel', which reserves their bytes, or call "
-            f"symmetric_memory.reserve({group!r}, {needed}) of workbench.torch_api.distributed on every rank before "
-            "the step runs"
-        ) from error
 
 
 @contextmanager

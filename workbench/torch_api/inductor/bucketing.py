@@ -10,12 +10,10 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 from unittest import mock
 
-import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _resolve_process_group
 from torch.fx import GraphModule, Node
 
-from workbench.errors import WorkbenchError
 from workbench.torch_api.inductor.lowering import accepted
 from workbench.torch_api.ops import collective_kind
 
@@ -54,22 +52,15 @@ def bucket_by_module(
     return _without_region(gm, names)
 
 
-def bucket_by_cost(gm: GraphModule, keywords: dict[str, Any]) -> GraphModule:
-    """Bucket and reorder collectives by estimated time, inside `device_specs`.
-
-    Raises WorkbenchError for a keyword that this torch's scheduler does not support.
-    """
+def bucket_by_cost(gm: GraphModule) -> GraphModule:
+    """Bucket and reorder collectives by estimated time, inside `device_specs`."""
     from torch._inductor.fx_passes.overlap_scheduling import schedule_overlap_bucketing
 
-    wanted = "pre_bucketing_fsdp_collectives"
-    if keywords.get(wanted) and not accepted(schedule_overlap_bucketing, {wanted: True}):
-        raise WorkbenchError(
-            f"torch {torch.__version__} does not bucket FSDP's collectives by size (2.13 and later do): "
-            "leave out the option bucket_cap_mb"
-        )
+    keywords = accepted(schedule_overlap_bucketing, {
+        "collective_bucketing": True, "insert_overlap_deps": False, "collective_estimator": "analytical",
+        "compute_estimator": "analytical", "pre_bucketing_fsdp_collectives": False})
     names = {node.name for node in gm.graph.nodes}
-    gm = schedule_overlap_bucketing(gm, **accepted(schedule_overlap_bucketing, keywords))
-    return _without_region(gm, names)
+    return _without_region(schedule_overlap_bucketing(gm, **keywords), names)
 
 
 def _without_region(gm: GraphModule, names: set[str]) -> GraphModule:

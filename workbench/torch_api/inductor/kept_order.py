@@ -20,8 +20,6 @@ from torch._inductor import config, custom_graph_pass
 from torch._inductor.choices import InductorChoices
 from torch.fx import Node
 
-from workbench.errors import WorkbenchError
-
 
 class KeptOrder(getattr(custom_graph_pass, "CustomSchedulerPass", object)):  # type: ignore[misc]
     """Sorts the scheduler's nodes by dependency, and then by the last graph node that each computes."""
@@ -33,13 +31,7 @@ class KeptOrder(getattr(custom_graph_pass, "CustomSchedulerPass", object)):  # t
     def __call__(self, nodes: list[Any]) -> list[Any]:
         place, needs = _places(), _needs(nodes)
         keys = [(_last_origin(node, place), i) for i, node in enumerate(nodes)]
-        try:
-            return [nodes[i] for i in nx.lexicographical_topological_sort(needs, keys.__getitem__)]
-        except nx.NetworkXUnfeasible:
-            raise WorkbenchError(
-                "full_inductor_compilation: some of Inductor's kernels wait for each other: set "
-                "keep_order = false"
-            ) from None
+        return [nodes[i] for i in nx.lexicographical_topological_sort(needs, keys.__getitem__)]
 
 
 class KeptFusions(InductorChoices):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
@@ -25,7 +25,6 @@ _MARKS: dict[str, Callable[[Any], Any]] = {"collective": sends, "wait": waits}
 _TOLD = "set_kernel_post_grad_provenance_tracing"
 _KEPT = "_workbench_kernels"
 """Attribute of Inductor's results. Plain data, since Inductor's cache stores it with the code that it describes."""
-_FORMAT = 1
 
 
 @dataclass(frozen=True)
@@ -115,22 +114,18 @@ class _Watch:
     def _gone(self) -> tuple[dict[str, str], list[str], dict[Node, list[str]]]:
         """The nodes that passes removed: replaced by another of ours, without replacement, or by Inductor's own."""
         alive = {n.name: n for n in self.graph.graph.nodes}
-        stands = {n.name: n for n in self.ours} | alive
+        nodes = {n.name: n for n in self.ours} | alive
         same: dict[str, str] = {}
         removed: list[str] = []
         served: dict[Node, list[str]] = {}
         for node, name in self.ours.items():
             if alive.get(node.name) is node:
                 continue
-            heir, passed = self.heirs.get(node), {node}
-            while (
-                heir is not None
-                and heir not in alive
-                and (on := stands.get(heir)) is not None
-                and on not in passed
-            ):
-                passed.add(on)
-                heir = self.heirs.get(on)
+            heir = self.heirs.get(node)
+            for _ in self.heirs:  # no chain of replacements is longer
+                if heir is None or heir in alive or heir not in nodes:
+                    break
+                heir = self.heirs.get(nodes[heir])
             if heir is None or heir not in alive:
                 removed.append(name)
             elif (found := alive[heir]) in self.ours or found.op != "call_function":
@@ -174,7 +169,7 @@ class _Watch:
             calls.append(
                 (told.name, told.kind, tuple(sorted(mine, key=order.__getitem__)), tuple(others))
             )
-        return {"format": _FORMAT, "calls": calls, "same": same, "removed": removed, "missing": self.missing}
+        return {"calls": calls, "same": same, "removed": removed, "missing": self.missing}
 
 
 def _kind(kernel: Any) -> str:
@@ -192,46 +187,24 @@ def _kind(kernel: Any) -> str:
 
 @contextmanager
 def watched() -> Iterator[None]:
-    """Inside, the results of `compile_fx_inner` carry the record that `seen` reads. It makes no compilation fail."""
+    """Inside, the results of `compile_fx_inner` carry the record that `seen` reads, also of a call that it missed."""
     import torch._inductor.codegen.cpp as cpp
     import torch._inductor.codegen.triton as triton
     import torch._inductor.compile_fx as compile_fx
     import torch._inductor.debug as debug
 
-    told_by = {
-        k: m for k, m in (("", debug), ("cpp", cpp), ("triton", triton)) if hasattr(m, _TOLD)
-    }
     open_watches: list[_Watch] = []
     compile_one = compile_fx.fx_codegen_and_compile
 
-    def compiling(*args: Any, **kwargs: Any) -> Any:
-        watch = None
-        with suppress(Exception):
-            watch = _Watch(args[0])
-            open_watches.append(watch)
+    def compiling(graph: GraphModule, *args: Any, **kwargs: Any) -> Any:
+        watch = _Watch(graph)
+        open_watches.append(watch)
         try:
-            result = compile_one(*args, **kwargs)
+            result = compile_one(graph, *args, **kwargs)
         finally:
-            if watch is not None:
-                open_watches.remove(watch)
-                with suppress(Exception):
-                    watch.close()
-        try:
-            kept = (
-                watch.facts()
-                if watch is not None
-                else {"missing": ["kernels: the graph takes no hooks"]}
-            )
-        except Exception as error:
-            kept = {
-                "missing": [
-                    f"kernels: what was seen does not fit together: {type(error).__name__}: {error}"
-                ]
-            }
-        if not told_by:
-            kept["missing"].append(f"kernels: this torch has no {_TOLD}")
-        with suppress(Exception):
-            setattr(result, _KEPT, {"format": _FORMAT} | kept)
+            open_watches.remove(watch)
+            watch.close()
+        setattr(result, _KEPT, watch.facts())
         return result
 
     def telling(generated: str, tell: Callable[..., Any]) -> Callable[..., Any]:
@@ -240,19 +213,15 @@ def watched() -> Iterator[None]:
                 try:
                     open_watches[-1].tell(generated, *args[:2])
                 except Exception as error:
-                    open_watches[-1].missing.append(
-                        f"a kernel's origins: {type(error).__name__}: {error}"
-                    )
+                    open_watches[-1].missing.append(f"a kernel's origins: {type(error).__name__}: {error}")
             return tell(*args, **kwargs)
 
         return told
 
     with ExitStack() as stack:
         stack.enter_context(patch.object(compile_fx, "fx_codegen_and_compile", compiling))
-        for generated, module in told_by.items():
-            stack.enter_context(
-                patch.object(module, _TOLD, telling(generated, getattr(module, _TOLD)))
-            )
+        for generated, module in (("", debug), ("cpp", cpp), ("triton", triton)):
+            stack.enter_context(patch.object(module, _TOLD, telling(generated, getattr(module, _TOLD))))
         yield
 
 
@@ -277,27 +246,15 @@ def collected() -> Iterator[list[Any]]:
 
 def seen(compiled: Any) -> Seen | None:
     """The record of the compilation that returned `compiled`; None if Inductor did not compile it."""
-    kept = getattr(compiled, _KEPT, None)
-    code = getattr(compiled, "source_code", None)
-    if kept is None and code is None:
-        return None
-    if kept is None or kept.get("format") != _FORMAT:
-        why = (
-            "Inductor took the code from its cache, where another program or version had left it: set "
-            "TORCHINDUCTOR_FORCE_DISABLE_CACHES=1, or empty the cache"
-        )
-        return Seen(code=code or "", missing=(why,))
-    calls = tuple(KernelCall(*call) for call in kept.get("calls", ()))
-    missing = list(kept["missing"])
-    if code is None:
-        missing.append("the wrapper's code: this torch does not keep it")
-    elif unseen := [name for name in sources(code) if name not in {c.name for c in calls}]:
-        missing.append(
-            f"the calls of {len(unseen)} kernels that the code defines: {', '.join(unseen)}"
-        )
-    return Seen(
-        calls, kept.get("same", {}), tuple(kept.get("removed", ())), code or "", tuple(missing)
-    )
+    kept, code = getattr(compiled, _KEPT, None), getattr(compiled, "source_code", None) or ""
+    if kept is None:
+        why = ("Inductor took the code from its cache, where another program had left it: set "
+               "TORCHINDUCTOR_FORCE_DISABLE_CACHES=1, or empty the cache")
+        return Seen(code=code, missing=(why,)) if code else None
+    calls, missing = tuple(KernelCall(*call) for call in kept["calls"]), list(kept["missing"])
+    if unseen := sources(code).keys() - {call.name for call in calls}:
+        missing.append(f"the calls of {len(unseen)} kernels that the code defines: {', '.join(sorted(unseen))}")
+    return Seen(calls, kept["same"], tuple(kept["removed"]), code, tuple(missing))
 
 
 def sources(code: str) -> dict[str, str]:

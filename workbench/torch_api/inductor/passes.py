@@ -1,48 +1,39 @@
 """The passes that Inductor runs on a graph, observed while it runs them.
 
 Source: torch/_inductor/compile_fx.py (`_recursive_pre_grad_passes`, `_recursive_joint_graph_passes`, and the post-grad
-passes inside `compile_fx_inner`), torch/fx/passes/graph_transform_observer.py, torch/_inductor/pattern_matcher.py.
+passes inside `compile_fx_inner`), torch/fx/passes/graph_transform_observer.py (the context around each pass),
+torch/_inductor/pattern_matcher.py.
 """
 
 from __future__ import annotations
 
-import functools
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from types import CodeType, FrameType
 from typing import Any
 from unittest.mock import patch
 
 import torch
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.passes.graph_transform_observer import GraphTransformObserver
 
 from workbench.torch_api.flex import cpu_backward
 from workbench.torch_api.ops import op_name
 
-STAGES = {
-    "pre_grad_passes": "pre-grad",
-    "joint_graph_passes": "joint-graph",
-    "post_grad_passes": "post-grad",
-}
-_TORCH = Path(torch.__file__).parent
-_GRAPH_FILES = tuple(
-    str(_TORCH / "fx" / name) for name in ("graph.py", "graph_module.py", "_lazy_graph_module.py")
-)
-_OBSERVER = str(_TORCH / "fx" / "passes" / "graph_transform_observer.py")
-_MATCHER = str(_TORCH / "_inductor" / "pattern_matcher.py")
+_SITE = Path(torch.__file__).parent.parent
 
 
 @dataclass(frozen=True)
 class InductorPass:
-    """One pass that ran: its graph, its changes (operators by name), and where torch defines it.
+    """One pass that ran: its graph, its changes (operators by name), and where it is defined, if torch says.
 
-    nodes: numbers before and after. matched: of a pattern pass, the number of replacements by function. seconds: wall
-    time, which includes the slowdown by the observation.
+    nodes: numbers before and after. matched: how many matches of a pattern the pass replaced. seconds: wall
+    time.
     """
 
     stage: str
@@ -53,7 +44,7 @@ class InductorPass:
     added: dict[str, int]
     removed: dict[str, int]
     reordered: bool
-    matched: dict[str, int]
+    matched: int
     seconds: float
 
     @property
@@ -68,133 +59,52 @@ def _names(graph: Graph) -> dict[Node, str]:
     return {node: name(node) for node in graph.nodes}
 
 
-def _place(code: CodeType) -> str:
+def _place(function: Any) -> str:
+    """File and line of a function, a method, a callable object, or a partial of one; "" without Python code."""
+    while isinstance(function, partial):
+        function = function.func
+    code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
+    if code is None:
+        return ""
     path = Path(code.co_filename)
-    inside = path.is_relative_to(_TORCH.parent)
-    return f"{path.relative_to(_TORCH.parent) if inside else path.name}:{code.co_firstlineno}"
-
-
-def _graph_given(frame: FrameType) -> Graph | None:
-    """The graph of the first argument that is a graph or a graph module."""
-    code = frame.f_code
-    for name in code.co_varnames[: code.co_argcount]:
-        value = frame.f_locals.get(name)
-        if isinstance(value, GraphModule | Graph):
-            return value.graph if isinstance(value, GraphModule) else value
-    return None
-
-
-def _passes_through(code: CodeType) -> bool:
-    return code.co_filename == _OBSERVER or code.co_name == "<lambda>"
-
-
-def _caller(frame: FrameType, drivers: set[CodeType]) -> tuple[FrameType | None, str]:
-    """The driver that calls this frame, directly or through an observer or lambda, and the observer's name for it."""
-    name, up = "", frame.f_back
-    while up is not None and _passes_through(up.f_code):
-        name = name or str(getattr(up.f_locals.get("self"), "passname", ""))
-        up = up.f_back
-    return (up if up is not None and up.f_code in drivers else None), name
-
-
-def _named(frame: FrameType, driver: FrameType, label: str) -> str:
-    """The driver's name for a pass, with the name of its function, or of a method's object, where they differ."""
-    own = frame.f_locals.get("self")
-    holder = (
-        next((k for k, v in driver.f_globals.items() if v is own), "") if own is not None else ""
-    )
-    function = holder or ("" if own is not None else frame.f_code.co_name.lstrip("_"))
-    if not label or not function:
-        return label or function or frame.f_code.co_name
-    return (
-        label
-        if function.startswith(label) or label.startswith(function)
-        else f"{label}: {function}"
-    )
-
-
-def _entry_name(entry: Any) -> str:
-    handler = getattr(entry, "handler", None)
-    return (
-        getattr(handler, "__name__", None)
-        or getattr(entry, "pattern_name", None)
-        or "a replacement"
-    )
+    inside = path.is_relative_to(_SITE)
+    return f"{path.relative_to(_SITE) if inside else path.name}:{code.co_firstlineno}"
 
 
 @contextmanager
-def watched(graph: str, seen: list[InductorPass]) -> Iterator[None]:
-    """Inside, each pass that Inductor runs is added to `seen`, with `graph` as the name of its graph."""
-    import torch._inductor.compile_fx as compile_fx
+def _watched(stage: str, graph: str, passes: list[InductorPass]) -> Iterator[None]:
+    """Inside, each pass around which torch puts its observer is added to the list; one within another counts as its."""
+    from torch._dynamo.utils import counters
 
-    drivers: dict[CodeType, str] = {}
-    matches: list[Counter[str]] = []
+    enter, leave = GraphTransformObserver.__enter__, GraphTransformObserver.__exit__
+    open_passes: list[tuple[str, dict[Node, str], str, int, float]] = []
 
-    def on_return(frame: FrameType, driver: FrameType, name: str) -> Callable[..., Any]:
-        given = _graph_given(frame)
-        assert given is not None
-        before, started = _names(given), time.perf_counter()
-        matches.append(Counter())
+    def entered(observer: Any) -> Any:
+        # `apply_graph_pass` and `apply_gm_pass` enter the observer, and hold the pass's function in this variable;
+        # so does a set of patterns without a name, which is a global of the code that applies it
+        frame = sys._getframe(1)
+        patterns, driver = frame.f_locals.get("self", frame), frame.f_back
+        names = driver.f_globals.items() if driver is not None else ()
+        name = next((name for name, value in names if value is patterns), observer.passname)
+        open_passes.append((name, _names(observer.gm.graph), _place(frame.f_locals.get("pass_fn")),
+                            counters["inductor"]["pattern_matcher_count"], time.perf_counter()))
+        return enter(observer)
 
-        def local(frame: FrameType, event: str, result: Any) -> Any:
-            if event != "return":
-                return local
-            seconds, matched = time.perf_counter() - started, matches.pop()
-            after = _names(result.graph if isinstance(result, GraphModule) else given)
-            was, now = Counter(before.values()), Counter(after.values())
-            kept = [n for n in before if n in after]
-            found = InductorPass(
-                drivers[driver.f_code], graph, _named(frame, driver, name), _place(frame.f_code),
-                (len(before), len(after)), dict(now - was), dict(was - now), kept != [n for n in after if n in before],
-                dict(matched), seconds)
-            asks = result is not None and not isinstance(result, int | GraphModule | Graph)
-            if found.changed or not (asks or frame.f_code.co_filename in _GRAPH_FILES):
-                seen.append(found)
-            return local
+    def left(observer: Any, *error: Any) -> None:
+        name, before, where, matched, started = open_passes.pop()
+        seconds = time.perf_counter() - started
+        leave(observer, *error)
+        if open_passes or observer._check_disable_pass():
+            return
+        after = _names(observer.gm.graph)
+        was, now = Counter(before.values()), Counter(after.values())
+        reordered = [n for n in before if n in after] != [n for n in after if n in before]
+        passes.append(InductorPass(
+            stage, graph, name, where, (len(before), len(after)), dict(now - was), dict(was - now),
+            reordered, counters["inductor"]["pattern_matcher_count"] - matched, seconds))
 
-        return local
-
-    def on_call(frame: FrameType, event: str, _: Any) -> Any:
-        code = frame.f_code
-        if (
-            matches
-            and code.co_name == "apply"
-            and code.co_filename == _MATCHER
-            and "match" in code.co_varnames[:2]
-        ):
-            matches[-1][_entry_name(frame.f_locals["self"])] += 1
-        if _passes_through(code) or frame.f_back is None:
-            return None
-        if frame.f_back.f_code not in drivers and not _passes_through(frame.f_back.f_code):
-            return None
-        driver, name = _caller(frame, drivers.keys())  # type: ignore[arg-type]
-        if (
-            driver is None
-            or code in drivers
-            or code.co_name == "__init__"
-            or _graph_given(frame) is None
-        ):
-            return None
-        frame.f_trace_lines = False
-        return on_return(frame, driver, name)
-
-    def tracing(driver: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(driver)
-        def run(*args: Any, **kwargs: Any) -> Any:
-            previous = sys.gettrace()
-            sys.settrace(on_call)
-            try:
-                return driver(*args, **kwargs)
-            finally:
-                sys.settrace(previous)
-
-        return run
-
-    with ExitStack() as stack:
-        for name, stage in STAGES.items():
-            driver = getattr(compile_fx, name)
-            drivers[driver.__code__] = stage
-            stack.enter_context(patch.object(compile_fx, name, tracing(driver)))
+    with (patch.object(GraphTransformObserver, "__enter__", entered),
+          patch.object(GraphTransformObserver, "__exit__", left)):
         yield
 
 
@@ -206,27 +116,27 @@ def pre_grad(module: torch.nn.Module, args: tuple[Any, ...]) -> list[InductorPas
     """The passes that `torch.compile` of the module runs on Dynamo's graph."""
     import torch._inductor.compile_fx as compile_fx
 
-    seen: list[InductorPass] = []
+    passes: list[InductorPass] = []
 
     def backend(graph: GraphModule, inputs: list[Any]) -> Any:
-        with watched("module", seen):
+        with _watched("pre-grad", "module", passes):
             compile_fx._recursive_pre_grad_passes(graph, inputs)
         raise _Enough
 
     torch._dynamo.reset()
     with suppress(_Enough), cpu_backward():
         torch.compile(module, backend=backend, fullgraph=True)(*args)
-    return seen
+    return passes
 
 
 def joint_graph(graph: GraphModule) -> list[InductorPass]:
     """The passes that Inductor runs on a joint graph before its partition. The caller passes a copy."""
     import torch._inductor.compile_fx as compile_fx
 
-    seen: list[InductorPass] = []
-    with watched("joint", seen):
+    passes: list[InductorPass] = []
+    with _watched("joint-graph", "joint", passes):
         compile_fx._recursive_joint_graph_passes(graph)
-    return seen
+    return passes
 
 
 def post_grad(compile_one: Callable[[], Any], which: str) -> list[InductorPass]:
@@ -236,13 +146,12 @@ def post_grad(compile_one: Callable[[], Any], which: str) -> list[InductorPass]:
     def stop(*_: Any, **__: Any) -> Any:
         raise _Enough
 
-    seen: list[InductorPass] = []
-    caches = torch._inductor.config.patch(force_disable_caches=True)
+    passes: list[InductorPass] = []
     with (
-        watched(which, seen),
+        _watched("post-grad", which, passes),
         patch.object(compile_fx, "GraphLowering", stop),
-        caches,
+        torch._inductor.config.patch(force_disable_caches=True),
         suppress(_Enough),
     ):
         compile_one()
-    return seen
+    return passes

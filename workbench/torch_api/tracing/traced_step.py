@@ -6,8 +6,10 @@ number the backward's nodes by the forward operators that they belong to).
 
 from __future__ import annotations
 
+import contextlib
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,7 +30,6 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from workbench.torch_api.aot import Graph
-from workbench.torch_api.tracing.module_state import noted_modules, swapped
 
 _LOCAL, _TORCH, _HERE = (
     "_local_tensor",
@@ -66,13 +67,13 @@ def trace_step(
     parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
     tensors = (*parameters.values(), *buffers.values(), *args)
     table = dict(decompositions) if decompositions is not None else None
-    trace = _Trace(module, [*parameters.items()], [*buffers.items()])
+    trace = _Trace(module, parameters, buffers)
     mode = FakeTensorMode(shape_env=ShapeEnv())
     inputs = [_fake(value, mode) for value in tensors]
     with mode:
         tangent = torch.ones((), device=inputs[0].device)
     context = TracingContext(mode)
-    with (tracing(context), noted_modules(module), torch.enable_grad(), enable_python_dispatcher(), mode,
+    with (tracing(context), _noted_modules(module), torch.enable_grad(), enable_python_dispatcher(), mode,
           mock.patch.object(torch.fx.traceback, "set_stack_trace", _set_stack_trace)):
         graph = make_fx(trace, table, record_stack_traces=True)(inputs, [tangent])
     mode.allow_non_fake_inputs = True  # for passes, as after Dynamo's capture
@@ -95,8 +96,8 @@ class _Trace:
     """The function that make_fx traces."""
 
     module: nn.Module
-    parameters: list[tuple[str, nn.Parameter]]
-    buffers: list[tuple[str, torch.Tensor]]
+    parameters: dict[str, nn.Parameter]
+    buffers: dict[str, torch.Tensor]
     written: list[str] = field(default_factory=list)
     gradients: list[str] = field(default_factory=list)
 
@@ -105,70 +106,47 @@ class _Trace:
             torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize)
         )
         with off, FunctionalTensorMode(_allow_token_discovery=True):
-            _tracer()._filter_traceback_frames = _own_frames
-            held = [to_fun(value) for value in primals]
-            count = len(self.parameters)
-            whole = [_rewrapped(value, tensor) for value, (_, tensor) in
-                     zip(held, [*self.parameters, *self.buffers], strict=False)]
-            for value, (_, tensor) in zip(whole, self.parameters, strict=False):
-                value._is_param = isinstance(tensor, nn.Parameter)  # type: ignore[attr-defined]  # for isinstance
-            with swapped(self.module, [*self.parameters, *self.buffers], whole):
-                loss = self.module(*held[len(whole):])
+            mode = get_proxy_mode()
+            assert mode is not None
+            tracer: Any = mode.tracer
+            tracer._filter_traceback_frames = _own_frames
+            inputs = [to_fun(value) for value in primals]
+            state = self.parameters | self.buffers
+            locals_by_name = dict(zip(state, inputs, strict=False))
+            tensors = {name: _rewrapped(locals_by_name[name], state[name]) for name in state}
+            weights = {name: tensors[name] for name in self.parameters}
+            for weight in weights.values():
+                weight._is_param = True  # type: ignore[attr-defined]  # for isinstance
+            loss = _call_stateless(self.module, tensors, tuple(inputs[len(state):]))
             if not isinstance(loss, torch.Tensor) or loss.dim() or loss.grad_fn is None:
-                raise Untraceable(
-                    "its forward returns no scalar tensor that depends on a parameter: return the mean "
-                    "loss"
-                )
-            _tag_forward()
-            self._require_unwritten(whole)
+                raise Untraceable("its forward returns no scalar tensor that depends on a parameter: return the mean "
+                                  "loss")
+            for node in tracer.graph.nodes:
+                node.meta["partitioner_tag"] = "is_forward"
+            for name, weight in weights.items():
+                if has_data_mutation(weight):
+                    raise Untraceable(f"parameter {name} is written in the forward: write between the steps, under "
+                                      "torch.no_grad()")
             setup_stacktrace_preservation_hooks([loss.grad_fn])
-            trained = {
-                name: tensor
-                for (name, _), tensor in zip(self.parameters, whole, strict=False)
-                if tensor.requires_grad
-            }
-            given = [to_fun(tangent).to(loss.dtype) for tangent in tangents]
-            found = torch.autograd.grad(loss, list(trained.values()), given, allow_unused=True)
-            shards = dict(
-                zip(
-                    trained,
-                    (None if g is None else from_fun(getattr(g, _LOCAL, g)) for g in found),
-                    strict=True,
-                )
-            )
-            self.gradients = [name for name, value in shards.items() if value is not None]
-            news = {
-                name: value
-                for (name, _), value in zip(self.buffers, held[count:], strict=False)
-                if has_data_mutation(value)
-            }
-            self.written = list(news)
-            return [*map(from_fun, news.values()), from_fun(loss)], [
-                shards[name] for name in self.gradients
-            ]
-
-    def _require_unwritten(self, weights: list[Any]) -> None:
-        for (name, _), value in zip(self.parameters, weights, strict=False):
-            if has_data_mutation(value):
-                raise Untraceable(
-                    f"parameter {name} is written in the forward: write between the steps, under "
-                    "torch.no_grad()"
-                )
+            trained = {name: weight for name, weight in weights.items() if weight.requires_grad}
+            tangents = [to_fun(tangent).to(loss.dtype) for tangent in tangents]
+            gradients = torch.autograd.grad(loss, list(trained.values()), tangents, allow_unused=True)
+            shards = {name: from_fun(getattr(gradient, _LOCAL, gradient))
+                      for name, gradient in zip(trained, gradients, strict=True) if gradient is not None}
+            self.gradients = list(shards)
+            self.written = [name for name in self.buffers if has_data_mutation(locals_by_name[name])]
+            news = [from_fun(locals_by_name[name]) for name in self.written]
+            return [*news, from_fun(loss)], list(shards.values())
 
     def describe(self, graph: Graph) -> None:
         """Give inputs and outputs torch's descriptors, and the nodes of the backward their tag."""
-        inputs: dict[str, Any] = {
-            name: descriptors.ParamAOTInput(name) for name, _ in self.parameters
-        }
-        inputs |= {name: descriptors.BufferAOTInput(name) for name, _ in self.buffers}
-        plain = [
-            descriptors.PlainAOTInput(i)
-            for i in range(len(graph.graph.find_nodes(op="placeholder")))
-        ]
-        loss = descriptors.PlainAOTOutput(0)
         nodes = graph.graph.find_nodes(op="placeholder")
-        for i, (node, desc) in enumerate(zip(nodes, [*inputs.values(), *plain[:len(nodes) - len(inputs) - 1],
-                                                     descriptors.TangentAOTInput(loss)], strict=True), 1):
+        inputs: dict[str, Any] = {name: descriptors.ParamAOTInput(name) for name in self.parameters}
+        inputs |= {name: descriptors.BufferAOTInput(name) for name in self.buffers}
+        batch = [descriptors.PlainAOTInput(i) for i in range(len(nodes) - len(inputs) - 1)]
+        loss = descriptors.PlainAOTOutput(0)
+        descs = [*inputs.values(), *batch, descriptors.TangentAOTInput(loss)]
+        for i, (node, desc) in enumerate(zip(nodes, descs, strict=True), 1):
             node.meta["desc"] = desc
             tangent = desc.is_tangent()
             # as AOTAutograd names them
@@ -183,16 +161,38 @@ class _Trace:
         graph.recompile()
 
 
-def _tag_forward() -> None:
-    """Tag the nodes so far."""
-    for node in _tracer().graph.nodes:
-        node.meta["partitioner_tag"] = "is_forward"
+def _call_stateless(module: nn.Module, tensors: dict[str, torch.Tensor], args: tuple[Any, ...]) -> Any:
+    """The module on other parameters and buffers; its parts keep the attributes that they had before."""
+    attributes = [(part, dict(vars(part))) for part in module.modules()]
+    try:
+        return torch.func.functional_call(module, tensors, args)
+    finally:
+        for part, before in attributes:
+            vars(part).clear()
+            vars(part).update(before)
 
 
-def _tracer() -> Any:
-    mode = get_proxy_mode()
-    assert mode is not None
-    return mode.tracer
+@contextlib.contextmanager
+def _noted_modules(module: nn.Module) -> Iterator[None]:
+    """Each node gets the stack of modules whose forward it was traced in."""
+    names = {id(part): (path, type(part)) for path, part in reversed([*module.named_modules()])}
+    call, stack = nn.Module._call_impl, [OrderedDict[str, Any]()]
+
+    def called(part: nn.Module, *args: Any, **kwargs: Any) -> Any:  # hooks of the part included
+        outer = stack[-1]
+        path, kind = names.get(id(part), ("", type(part)))
+        stack.append(OrderedDict({**outer, path: (path, kind)}))
+        torch.fx.traceback.current_meta["nn_module_stack"] = stack[-1]
+        try:
+            return call(part, *args, **kwargs)
+        finally:  # torch replaces the dict where it traces a higher-order operator
+            stack.pop()
+            torch.fx.traceback.current_meta.pop("nn_module_stack", None)
+            if outer:
+                torch.fx.traceback.current_meta["nn_module_stack"] = outer
+
+    with mock.patch.object(nn.Module, "_call_impl", called):
+        yield
 
 
 def _own_frames(stack: traceback.StackSummary) -> traceback.StackSummary:
@@ -235,6 +235,5 @@ def _rewrapped(local: Any, like: torch.Tensor) -> torch.Tensor:
         return local.requires_grad_() if like.requires_grad else local
     names, how = like.__tensor_flatten__()  # type: ignore[attr-defined]
     parts = {name: local if name == _LOCAL else getattr(like, name) for name in names}
-    made: Any = type(like)  # also of a Parameter
-    found: torch.Tensor = made.__tensor_unflatten__(parts, how, like.shape, like.stride())
-    return found.requires_grad_(like.requires_grad)
+    kind: Any = type(like)  # also of a Parameter
+    return kind.__tensor_unflatten__(parts, how, like.shape, like.stride()).requires_grad_(like.requires_grad)
