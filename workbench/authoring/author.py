@@ -72,7 +72,9 @@ def author_module(
     experts = _expert_modules(module, plan, expert_mesh)
     buckets = expand_units(plan, [path for path, _ in module.named_modules()])
     named = (*module.named_parameters(), *module.named_buffers(remove_duplicate=False))
-    values: dict[str, Stored | torch.Tensor] = {name: t.detach() for name, t in named if not t.is_meta}
+    values: dict[str, Stored | torch.Tensor] = {
+        name: t.detach() for name, t in named if not t.is_meta
+    }
     values |= weights or {}
     first: dict[int, str] = {}
     owners = {  # a parameter that several modules share is known by its first name
@@ -87,7 +89,11 @@ def author_module(
     for path, part in module.named_modules():
         gathers: dict[str, Gather] = {}
         part_mesh = expert_mesh if path in experts else mesh
-        submesh = {axis: part_mesh[axis] for axis in axis_sizes(part_mesh)} if part_mesh is not None else {}
+        submesh = (
+            {axis: part_mesh[axis] for axis in axis_sizes(part_mesh)}
+            if part_mesh is not None
+            else {}
+        )
         for name, param in part.named_parameters(recurse=False):
             full = f"{path}.{name}".lstrip(".")
             owner, floating = owners[full], param.dtype.is_floating_point
@@ -98,7 +104,9 @@ def author_module(
                 layout = Layout.of(owner, param, mesh)
             _require_cut(full, layout, world)
             if owner not in stored:
-                whole = partial(whole_parameter, layout, dtype, world.device, seed, initialise, values)
+                whole = partial(
+                    whole_parameter, layout, dtype, world.device, seed, initialise, values
+                )
                 stored[owner] = stored_parameter(layout, world, part_mesh, dtype, whole), layout
                 stored[owner][0].requires_grad_(param.requires_grad)
             part._parameters[name], theirs = stored[owner]
@@ -108,7 +116,9 @@ def author_module(
                     f"(dim {layout.cut_dim} here, dim {theirs.cut_dim} there): give both the same style"
                 )
             gathers[name] = Gather(
-                part=strided(layout.local_shape(coordinates(part_mesh, world.rank), layout.cut_axis)),
+                part=strided(
+                    layout.local_shape(coordinates(part_mesh, world.rank), layout.cut_axis)
+                ),
                 whole=strided(layout.shape),
                 replicate_mesh=submesh.get("dp_replicate"),
                 shard_mesh=submesh.get(layout.shard_axis),

@@ -62,7 +62,9 @@ class Layout:
         if not isinstance(param, DTensor):
             return cls(name, param.shape, None, False, sizes)
         (placement,) = param.placements
-        return cls(name, param.shape, placement.dim if isinstance(placement, Shard) else None, True, sizes)
+        return cls(
+            name, param.shape, placement.dim if isinstance(placement, Shard) else None, True, sizes
+        )
 
     @classmethod
     def of_experts(cls, name: str, param: torch.Tensor, mesh: DeviceMesh) -> Layout:
@@ -107,7 +109,9 @@ class Layout:
         # tensor parallelism cuts first, and its axis is the last one: FSDP's shards of dim 0 are strided
         strided = self.cut_axis == "tp" and self.cut_dim == self.shard_dim
         by_axis: dict[str, Placement] = {
-            self.shard_axis: strided_shard(0, self.sizes["tp"]) if strided else Shard(self.shard_dim),
+            self.shard_axis: strided_shard(0, self.sizes["tp"])
+            if strided
+            else Shard(self.shard_dim),
             self.cut_axis: Replicate() if self.cut_dim is None else Shard(self.cut_dim),
         }
         return tuple(by_axis.get(axis, Replicate()) for axis in self.sizes)

@@ -68,14 +68,18 @@ def stored_parameter(
             local = torch.empty(shape, dtype=dtype, device=world.device)
     elif world.kind == "simulated":
         once = cache(whole)
-        local = make_per_rank(lambda rank: layout.local_part(once(), coordinates(mesh, rank)), range(world.size))
+        local = make_per_rank(
+            lambda rank: layout.local_part(once(), coordinates(mesh, rank)), range(world.size)
+        )
     else:
         local = layout.local_part(whole(), coordinates(mesh, world.rank))
     if mesh is None:
         return nn.Parameter(local)
     shape, stride = strided(layout.shape)
     with torch.no_grad():
-        stored = DTensor.from_local(local, mesh, layout.placements(), run_check=False, shape=shape, stride=stride)
+        stored = DTensor.from_local(
+            local, mesh, layout.placements(), run_check=False, shape=shape, stride=stride
+        )
     return nn.Parameter(stored)
 
 
@@ -85,11 +89,15 @@ def fill_buffers(module: nn.Module, world: World, values: Mapping[str, Any]) -> 
     AuthoringError names a buffer that has neither.
     """
     for path, part in module.named_modules():
-        names = {name: f"{path}.{name}".lstrip(".") for name, _ in part.named_buffers(recurse=False)}
+        names = {
+            name: f"{path}.{name}".lstrip(".") for name, _ in part.named_buffers(recurse=False)
+        }
         if all(full in values for full in names.values()):
             for name, full in names.items():
                 value = values[full].to(world.device)
-                part._buffers[name] = value if world.fake_mode is None else world.fake_mode.from_tensor(value)
+                part._buffers[name] = (
+                    value if world.fake_mode is None else world.fake_mode.from_tensor(value)
+                )
             continue
         reset: Any = getattr(part, "reset_buffers", None)
         if reset is None:

@@ -65,8 +65,12 @@ def _with_hooks(module: nn.Module) -> Iterator[str]:
 def _overlapping(module: nn.Module) -> Iterator[str]:
     """Parameters that share memory with another tensor of the module: a write to one no longer reaches the other."""
     by_storage: dict[int, list[tuple[str, torch.Tensor]]] = {}
-    tensors: dict[str, torch.Tensor] = {f"parameter {name}": value for name, value in module.named_parameters()}
-    tensors |= {f"buffer {name}": value for name, value in module.named_buffers()} | dict(_attributes(module))
+    tensors: dict[str, torch.Tensor] = {
+        f"parameter {name}": value for name, value in module.named_parameters()
+    }
+    tensors |= {f"buffer {name}": value for name, value in module.named_buffers()} | dict(
+        _attributes(module)
+    )
     for name, tensor in tensors.items():
         if not tensor.is_meta and type(tensor) in (torch.Tensor, nn.Parameter) and tensor.numel():
             by_storage.setdefault(tensor.untyped_storage().data_ptr(), []).append((name, tensor))

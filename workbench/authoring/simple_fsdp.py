@@ -73,7 +73,9 @@ class Gather:
         if self.factor is not None:
             x = _ScaledGradient.apply(x, self.factor)
         if self.replicate_mesh is not None:
-            x = self._redistributed(x, self.replicate_mesh, Replicate(), last=self.shard_mesh is None)
+            x = self._redistributed(
+                x, self.replicate_mesh, Replicate(), last=self.shard_mesh is None
+            )
         if self.shard_mesh is not None:
             return self._redistributed(x, self.shard_mesh, Shard(self.shard_dim), last=True)
         return x if x.dtype == self.precision.param else x.to(self.precision.param)

@@ -71,7 +71,9 @@ def tagged_for_recompute(before: Graphs, after: Graphs, options: Options) -> Eff
     elif getattr(options, "policy", "") == "none":
         reason = "the policy is none"
     else:
-        reason = "every node was tagged before" if layers else "no module path matches layers.<number>"
+        reason = (
+            "every node was tagged before" if layers else "no module path matches layers.<number>"
+        )
     return Effect(changed, reason, {"layers": len(layers), "tags": dict(tags)})
 
 
@@ -105,7 +107,9 @@ def checkpoint_rule(name: str) -> Callable[[Rule], Rule]:
                     _tag(node, layer, bool(answer))
             return gm
 
-        changes = (rule.__doc__ or "forward values are saved or recomputed as the rule says").strip()
+        changes = (
+            rule.__doc__ or "forward values are saved or recomputed as the rule says"
+        ).strip()
         register_pass(
             name, stage="joint", numerics="exact", changes=changes.splitlines()[0], options=Options,
             conflicts={"activation_checkpointing"}, after={"inductor_decomposition"},
@@ -164,7 +168,10 @@ def activation_checkpointing(
         name = short_name(node)
         seen.add(name)
         save = name in keep
-        if name in ("wait_tensor", "getitem"):  # the value itself: its producer returns a handle or a tuple
+        if name in (
+            "wait_tensor",
+            "getitem",
+        ):  # the value itself: its producer returns a handle or a tuple
             save = short_name(node.args[0]) in keep  # type: ignore[arg-type]
         if selective and name in _MATMULS:
             matmuls[layer] += 1

@@ -101,11 +101,19 @@ class Replayed:
         self._replay, self._outputs = self.recorder.record(self.body, self._inputs)
         self.pool_bytes = self.recorder.pool_bytes()
         inputs = {_storage(value) for value in self._inputs}
-        outputs = {_storage(v): v for v in self._outputs[self.results :] if isinstance(v, torch.Tensor)}
+        outputs = {
+            _storage(v): v for v in self._outputs[self.results :] if isinstance(v, torch.Tensor)
+        }
         # buffers with fixed addresses are owned by their creator: held here, they would count as held by the last step
-        self._inputs = [None if fixed else value for value, fixed in zip(self._inputs, self.fixed, strict=True)]
+        self._inputs = [
+            None if fixed else value for value, fixed in zip(self._inputs, self.fixed, strict=True)
+        ]
         said = _GRADIENT_HELD if self.body.backward else _SAVED_HELD
-        self._held = [(value, cuda_graphs.holders(value), said) for at, value in outputs.items() if at not in inputs]
+        self._held = [
+            (value, cuda_graphs.holders(value), said)
+            for at, value in outputs.items()
+            if at not in inputs
+        ]
         for i, was in enumerate(saved):  # Inductor may write a gradient over what was saved
             assert forward is not None
             value, count, said = forward._held[i]
@@ -116,7 +124,11 @@ class Replayed:
         """Copy what moves into the memory that was recorded; refuse what the recording does not hold for."""
         # in the memory of one pool
         gradients = self.other._held if self.other and not self.body.backward else []
-        overwritten = {said for value, count, said in [*self._held, *gradients] if cuda_graphs.holders(value) > count}
+        overwritten = {
+            said
+            for value, count, said in [*self._held, *gradients]
+            if cuda_graphs.holders(value) > count
+        }
         for said in (_SAVED_HELD, _GRADIENT_HELD):
             if said in overwritten:
                 raise WorkbenchError(f"{self.where}: {said}")
@@ -192,7 +204,11 @@ def replayed(before: Sequence[Body], after: Sequence[Any], options: CudagraphOpt
     }
     if all(counts):
         return Effect(True, "", evidence)
-    return Effect(None, f"nothing was replayed yet: the first {options.warmup} steps run as they are", evidence)
+    return Effect(
+        None,
+        f"nothing was replayed yet: the first {options.warmup} steps run as they are",
+        evidence,
+    )
 
 
 @register_pass(

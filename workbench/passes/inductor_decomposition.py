@@ -85,7 +85,9 @@ class Decomposer:
             node.meta["val"] = node.target(*_values(node.args), **_values(node.kwargs))  # type: ignore[operator]
 
     def inline(self, node: Node, body: GraphModule, tensors: list[Node]) -> Any:
-        inside: dict[Node, Any] = dict(zip(body.graph.find_nodes(op="placeholder"), tensors, strict=True))
+        inside: dict[Node, Any] = dict(
+            zip(body.graph.find_nodes(op="placeholder"), tensors, strict=True)
+        )
         inherited = {k: v for k, v in node.meta.items() if k not in _OWN}
         for inner in body.graph.nodes:
             if inner.op == "get_attr":
@@ -103,7 +105,11 @@ class Decomposer:
         inputs = node.all_input_nodes
         stale = any(old.meta.get("val") is not self.map[old].meta.get("val") for old in inputs)
         # a higher-order operator, as flex_attention, shares no storage with its inputs
-        if stale and node.op == "call_function" and not op_name(node.target).startswith("higher_order."):
+        if (
+            stale
+            and node.op == "call_function"
+            and not op_name(node.target).startswith("higher_order.")
+        ):
             self.evaluate(copied)
         return copied
 
@@ -135,7 +141,9 @@ class DecompositionOptions(Options):
         return self.at == "capture"
 
 
-def fewer_composite_operators(before: Graphs, after: Graphs, options: DecompositionOptions) -> Effect:
+def fewer_composite_operators(
+    before: Graphs, after: Graphs, options: DecompositionOptions
+) -> Effect:
     """Operators that the table replaces are gone; at the capture: it left none of them."""
     table = lowering.decomposition_table()
 
@@ -145,7 +153,11 @@ def fewer_composite_operators(before: Graphs, after: Graphs, options: Decomposit
     now = listed(after)
     replaced = dict((listed(before) - now).most_common())
     if options.at_capture:
-        reason = f"the graph was captured without the table, and this pass replaced {replaced}" if replaced else ""
+        reason = (
+            f"the graph was captured without the table, and this pass replaced {replaced}"
+            if replaced
+            else ""
+        )
         return Effect(not replaced, reason, {"at": "capture", "left": replaced})
     reason = "" if replaced else "no operator of the graph is in Inductor's table"
     return Effect(bool(replaced), reason, {"replaced": replaced, "left": dict(now)})

@@ -150,7 +150,9 @@ def regional_inductor(gm: GraphModule, example_inputs: list[Any], *, options: Re
     step.regions = tuple(sorted(named))  # the backward may have lost one: it still counts as known
     if unknown := [name for name in options.regions if name not in named]:
         known = ", ".join(map(repr, step.regions)) or "none"
-        raise WorkbenchError(f"pass 'regional_inductor': no region {unknown[0]!r} in the model: it has {known}")
+        raise WorkbenchError(
+            f"pass 'regional_inductor': no region {unknown[0]!r} in the model: it has {known}"
+        )
     regions.check_operators(options.fallback, "pass 'regional_inductor': fallback")
     regions.check_options(options.config, "pass 'regional_inductor'")
     parts = parts_to_compile(gm, options.regions or named, options.fallback)
@@ -159,6 +161,8 @@ def regional_inductor(gm: GraphModule, example_inputs: list[Any], *, options: Re
     # what collectives hide behind
     products = [next(filter(is_compute, nodes), nodes[-1]) for _, nodes in parts]
     for (block, call), fact in zip(regions.cut_out(gm, parts, products), facts, strict=True):
-        compiled = regions.compile_call(gm, call, re.sub(r"\W", "_", f"region_{block}"), options.config)
+        compiled = regions.compile_call(
+            gm, call, re.sub(r"\W", "_", f"region_{block}"), options.config
+        )
         compiled.meta[COMPILED_REGION] = fact
     return gm

@@ -58,7 +58,9 @@ def block_mask(tokens: torch.Tensor, end: int | None = None) -> BlockMask:
         some = some & (last[:, None, :] >= first[:, :, None])
         whole = whole & (first[:, None, :] == last[:, :, None])
 
-        def within(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
+        def within(
+            b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, kv: torch.Tensor
+        ) -> torch.Tensor:
             return (q >= kv) & (document[b, q] == document[b, kv])
 
         visible = within
@@ -68,4 +70,6 @@ def block_mask(tokens: torch.Tensor, end: int | None = None) -> BlockMask:
         indices = chosen.argsort(dim=-1, descending=True, stable=True)
         return chosen.sum(-1, dtype=torch.int32), indices.int()
 
-    return BlockMask.from_kv_blocks(*listed(some & ~whole), *listed(whole), BLOCK, visible, (seq, seq))
+    return BlockMask.from_kv_blocks(
+        *listed(some & ~whole), *listed(whole), BLOCK, visible, (seq, seq)
+    )

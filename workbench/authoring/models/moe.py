@@ -132,7 +132,11 @@ Back = Callable[[torch.Tensor], torch.Tensor]
 
 
 def send_by_capacity(
-    copies: torch.Tensor, experts: torch.Tensor, counts: torch.Tensor, mesh: DeviceMesh | None, capacity: int
+    copies: torch.Tensor,
+    experts: torch.Tensor,
+    counts: torch.Tensor,
+    mesh: DeviceMesh | None,
+    capacity: int,
 ) -> tuple[torch.Tensor, None, Back, torch.Tensor]:
     """Static capacity: an expert takes at most `capacity` rows from each rank, and drops the rest.
 
@@ -143,7 +147,9 @@ def send_by_capacity(
     order = experts.argsort(stable=True)
     first = (counts.cumsum(0) - counts).index_select(0, experts.index_select(0, order))
     # sorted by expert, a copy's place is its distance from its expert's first copy
-    place = torch.empty_like(order).scatter(0, order, torch.arange(len(order), device=order.device) - first)
+    place = torch.empty_like(order).scatter(
+        0, order, torch.arange(len(order), device=order.device) - first
+    )
     slots = counts.shape[0] * capacity
     slot = torch.where(place < capacity, experts * capacity + place, slots)
     sent = copies.new_zeros(slots + 1, copies.shape[1]).index_put((slot,), copies)[:-1]
@@ -184,7 +190,12 @@ def send_dropless(
         by_rank = rows.index_select(0, grouped.argsort())
         return all_to_all(by_rank, mesh, sent, received).index_select(0, order.argsort())
 
-    return rows.index_select(0, grouped), (sizes, known[2 * ranks :]), back, torch.zeros_like(counts[0])
+    return (
+        rows.index_select(0, grouped),
+        (sizes, known[2 * ranks :]),
+        back,
+        torch.zeros_like(counts[0]),
+    )
 
 
 class MoE(nn.Module):
@@ -213,7 +224,9 @@ class MoE(nn.Module):
         )
         self.register_buffer("dropped", torch.zeros((), dtype=torch.int64, device=device), False)
 
-    def send(self, copies: torch.Tensor, experts: torch.Tensor, counts: torch.Tensor) -> tuple[Any, ...]:
+    def send(
+        self, copies: torch.Tensor, experts: torch.Tensor, counts: torch.Tensor
+    ) -> tuple[Any, ...]:
         """Bring this rank's copies of tokens to the experts, by the configuration's dispatch."""
         config, mesh = self.config, self.experts.mesh
         if config.dispatch == "dropless":

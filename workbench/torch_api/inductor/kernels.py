@@ -213,7 +213,9 @@ def watched() -> Iterator[None]:
                 try:
                     open_watches[-1].tell(generated, *args[:2])
                 except Exception as error:
-                    open_watches[-1].missing.append(f"a kernel's origins: {type(error).__name__}: {error}")
+                    open_watches[-1].missing.append(
+                        f"a kernel's origins: {type(error).__name__}: {error}"
+                    )
             return tell(*args, **kwargs)
 
         return told
@@ -221,7 +223,9 @@ def watched() -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(patch.object(compile_fx, "fx_codegen_and_compile", compiling))
         for generated, module in (("", debug), ("cpp", cpp), ("triton", triton)):
-            stack.enter_context(patch.object(module, _TOLD, telling(generated, getattr(module, _TOLD))))
+            stack.enter_context(
+                patch.object(module, _TOLD, telling(generated, getattr(module, _TOLD)))
+            )
         yield
 
 
@@ -253,7 +257,9 @@ def seen(compiled: Any) -> Seen | None:
         return Seen(code=code, missing=(why,)) if code else None
     calls, missing = tuple(KernelCall(*call) for call in kept["calls"]), list(kept["missing"])
     if unseen := sources(code).keys() - {call.name for call in calls}:
-        missing.append(f"the calls of {len(unseen)} kernels that the code defines: {', '.join(sorted(unseen))}")
+        missing.append(
+            f"the calls of {len(unseen)} kernels that the code defines: {', '.join(sorted(unseen))}"
+        )
     return Seen(calls, kept["same"], tuple(kept["removed"]), code, tuple(missing))
 
 

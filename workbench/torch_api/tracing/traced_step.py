@@ -73,8 +73,14 @@ def trace_step(
     with mode:
         tangent = torch.ones((), device=inputs[0].device)
     context = TracingContext(mode)
-    with (tracing(context), _noted_modules(module), torch.enable_grad(), enable_python_dispatcher(), mode,
-          mock.patch.object(torch.fx.traceback, "set_stack_trace", _set_stack_trace)):
+    with (
+        tracing(context),
+        _noted_modules(module),
+        torch.enable_grad(),
+        enable_python_dispatcher(),
+        mode,
+        mock.patch.object(torch.fx.traceback, "set_stack_trace", _set_stack_trace),
+    ):
         graph = make_fx(trace, table, record_stack_traces=True)(inputs, [tangent])
     mode.allow_non_fake_inputs = True  # for passes, as after Dynamo's capture
     trace.describe(graph)
@@ -119,22 +125,33 @@ class _Trace:
                 weight._is_param = True  # type: ignore[attr-defined]  # for isinstance
             loss = _call_stateless(self.module, tensors, tuple(inputs[len(state):]))
             if not isinstance(loss, torch.Tensor) or loss.dim() or loss.grad_fn is None:
-                raise Untraceable("its forward returns no scalar tensor that depends on a parameter: return the mean "
-                                  "loss")
+                raise Untraceable(
+                    "its forward returns no scalar tensor that depends on a parameter: return the mean "
+                    "loss"
+                )
             for node in tracer.graph.nodes:
                 node.meta["partitioner_tag"] = "is_forward"
             for name, weight in weights.items():
                 if has_data_mutation(weight):
-                    raise Untraceable(f"parameter {name} is written in the forward: write between the steps, under "
-                                      "torch.no_grad()")
+                    raise Untraceable(
+                        f"parameter {name} is written in the forward: write between the steps, under "
+                        "torch.no_grad()"
+                    )
             setup_stacktrace_preservation_hooks([loss.grad_fn])
             trained = {name: weight for name, weight in weights.items() if weight.requires_grad}
             tangents = [to_fun(tangent).to(loss.dtype) for tangent in tangents]
-            gradients = torch.autograd.grad(loss, list(trained.values()), tangents, allow_unused=True)
-            shards = {name: from_fun(getattr(gradient, _LOCAL, gradient))
-                      for name, gradient in zip(trained, gradients, strict=True) if gradient is not None}
+            gradients = torch.autograd.grad(
+                loss, list(trained.values()), tangents, allow_unused=True
+            )
+            shards = {
+                name: from_fun(getattr(gradient, _LOCAL, gradient))
+                for name, gradient in zip(trained, gradients, strict=True)
+                if gradient is not None
+            }
             self.gradients = list(shards)
-            self.written = [name for name in self.buffers if has_data_mutation(locals_by_name[name])]
+            self.written = [
+                name for name in self.buffers if has_data_mutation(locals_by_name[name])
+            ]
             news = [from_fun(locals_by_name[name]) for name in self.written]
             return [*news, from_fun(loss)], list(shards.values())
 
@@ -161,7 +178,9 @@ class _Trace:
         graph.recompile()
 
 
-def _call_stateless(module: nn.Module, tensors: dict[str, torch.Tensor], args: tuple[Any, ...]) -> Any:
+def _call_stateless(
+    module: nn.Module, tensors: dict[str, torch.Tensor], args: tuple[Any, ...]
+) -> Any:
     """The module on other parameters and buffers; its parts keep the attributes that they had before."""
     attributes = [(part, dict(vars(part))) for part in module.modules()]
     try:
@@ -236,4 +255,6 @@ def _rewrapped(local: Any, like: torch.Tensor) -> torch.Tensor:
     names, how = like.__tensor_flatten__()  # type: ignore[attr-defined]
     parts = {name: local if name == _LOCAL else getattr(like, name) for name in names}
     kind: Any = type(like)  # also of a Parameter
-    return kind.__tensor_unflatten__(parts, how, like.shape, like.stride()).requires_grad_(like.requires_grad)
+    return kind.__tensor_unflatten__(parts, how, like.shape, like.stride()).requires_grad_(
+        like.requires_grad
+    )
