@@ -26,12 +26,12 @@ from typing import Any
 from result import tell
 
 from workbench.errors import WorkbenchError
-from workbench.lab.traced_capture.compare import compare_captures
 from workbench.pipeline.machine import machine, versions
 from workbench.pipeline.recipe_ranks import WorldChoice
 from workbench.recipe.recipe import Recipe, load_recipe, recipe_names
 from workbench.recipe.rules import cuda_reasons
 from workbench.world.ranks import RankError
+from workbench_lessons.l17_two_captures.compare import compare_captures
 
 PLAIN, INDUCTOR = "llama3_block_bucketing", "llama3_full_inductor_block_bucketing"
 TWO: dict[str, Any] = {"mesh.dp_shard": 2, "mesh.tp": 1}

@@ -16,7 +16,7 @@ from workbench.graph.facts import facts_of
 from workbench.graph.partition import ForwardBackward, partition
 from workbench.graph.read.nodes import module_path
 from workbench.lab.bisect.nodes import Found
-from workbench.lab.bisect.search import first_departure, first_told, group_size, inputs_of
+from workbench.lab.bisect.search import Inputs, first_wrong, inputs_of
 from workbench.passes.inductor_decomposition import DecompositionOptions
 from workbench.passes.registry import find_pass
 from workbench.passes.transformer_block_bucketing import BlockBucketingOptions
@@ -204,18 +204,18 @@ def find_all() -> dict[str, Found | None]:
     """Each fault on a copy of one capture, between sound passes: what is found of it, by the fault's name."""
     authored = author(RECIPE, current_world())
     joint = capture(authored)
-    inputs, size = inputs_of(joint), group_size(authored)
+    inputs = inputs_of(joint)
     found = {fault.__name__: _find(joint, fault, inputs) for fault in JOINT}
     with user_pass("may_be_idle", does_nothing):
-        found["may be idle"] = first_told(run_joint(joint, ["may_be_idle"]), expected=["may_be_idle"])
-    found["joint"] = first_departure(run_joint(joint, ["inductor_decomposition"]), *inputs, size)[0]
+        found["may be idle"] = first_wrong(run_joint(joint, ["may_be_idle"]), expected=["may_be_idle"])[0]
+    found["joint"] = first_wrong(run_joint(joint, ["inductor_decomposition"]), inputs)[0]
     pair = partition(joint)
     found |= {fault.__name__: _find(pair, fault, inputs) for fault in PARTITIONED}
     sound = run_partitioned(pair, ["transformer_block_bucketing", "overlap_collectives", "graph_cleanup"])[0]
-    return found | {"partitioned": first_departure(sound, *inputs, size)[0]}
+    return found | {"partitioned": first_wrong(sound, inputs, expected=["overlap_collectives"])[0]}
 
 
-def _find(what: JointGraph | ForwardBackward, fault: Callable[..., Any], inputs: Any) -> Found | None:
+def _find(what: JointGraph | ForwardBackward, fault: Callable[..., Any], inputs: Inputs) -> Found | None:
     name, stage = fault.__name__, "joint" if isinstance(what, JointGraph) else "partitioned"
     contract: dict[str, Any] = LOSSY if fault is decomposes_and_errs else {}
     with user_pass("sound", does_nothing, stage=stage), user_pass(name, fault, stage=stage, **contract):
@@ -229,6 +229,4 @@ def _find(what: JointGraph | ForwardBackward, fault: Callable[..., Any], inputs:
             records = run_partitioned(what, names)[0]
             for which, graph in zip(("forward", "backward"), graphs, strict=True):
                 what.replace(which, graph)
-        if fault is does_nothing:
-            return first_told(records, expected=["sound"])
-        return first_departure(records, *inputs, group_size(what.authored))[0]
+        return first_wrong(records, inputs, expected=["sound"])[0]

@@ -1,4 +1,6 @@
 """What "Inside Inductor" alone uses.
 
-    pictures  buffers and the memory they reuse
+    buffers      the memory of the code that Inductor wrote
+    nan_asserts  which tensor an assert stopped at
+    pictures     buffers and the memory they reuse
 """

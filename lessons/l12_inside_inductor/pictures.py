@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import re
 
-from workbench.lab.inside_inductor.buffers import Buffers
+from workbench.lab.inside_inductor.function import Inside
 from workbench.notebook.draw.colors import BLUE, GREEN, GREY, INK, PAPER, PINK, SKY
 from workbench.notebook.draw.picture import Picture, finish, panels, shortened
+from workbench_lessons.l12_inside_inductor.buffers import buffers_of
 
 COLORS = {"allocated": BLUE, "reuses": SKY, "from a pool": GREEN, "by eager": PINK}
 
 
-def buffers(found: Buffers, title: str = "buffers", *, most: int = 0) -> Picture:
+def buffers(inside: Inside, title: str = "buffers", *, most: int = 0) -> Picture:
     """A row for each piece of memory, a column for each kernel call; below, the bytes alive at each call.
 
     The peak is dark. A buffer whose size is known only in a run has a dashed frame, and does not count in the bytes.
     most: bytes at the top of the lower axis, so that two pictures have one scale; 0 leaves it to the peak.
     """
+    found = buffers_of(inside)
     rows, columns = max(found.allocations, 1), max(len(found.calls), 1)
     curve = found.peak > 0
     heights = (0.34 * rows + 0.3, *([0.9] if curve else []))

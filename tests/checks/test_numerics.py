@@ -7,7 +7,7 @@ from workbench.checks.numerics import compare_outputs, verdict
 from workbench.checks.record import PassRecord
 from workbench.checks.verdicts import Outcome
 from workbench.passes.registry import find_pass
-from workbench.pipeline.proofs.numerics_proof import _compared, revealing
+from workbench.pipeline.proofs.numerics_proof import compare_graphs, revealing
 from workbench.recipe.contracts import Numerics, PassContract, Stage
 from workbench.torch_api.aot import clone
 from workbench.world.fake import fake_world
@@ -92,8 +92,8 @@ def test_writes_to_inputs_are_compared_too():
     gm.forward, broken.forward = steps(False), steps(True)
     same = clone(gm)
     same.forward = steps(False)
-    assert verdict(_compared(joint(gm, same), [x], [torch.ones(())], 1)).outcome is Outcome.PASS
-    assert verdict(_compared(joint(gm, broken), [x], [torch.ones(())], 1)).outcome is Outcome.FAIL
+    assert verdict(compare_graphs(joint(gm, same), [x], [torch.ones(())], 1)).outcome is Outcome.PASS
+    assert verdict(compare_graphs(joint(gm, broken), [x], [torch.ones(())], 1)).outcome is Outcome.FAIL
     assert torch.equal(x, torch.ones(3))
 
 

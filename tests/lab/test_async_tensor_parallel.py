@@ -11,8 +11,8 @@ import torch.distributed as dist
 from graphs_by_hand import gather, group_name, scatter, trace
 from on_ranks import FSDP_TP, build_with, calls, outcomes, small
 
-from workbench import WorkbenchError, author, build, capture, fake_world, partition, run_joint, run_partitioned
-from workbench.graph.facts import GraphFacts, facts_of, set_facts
+from workbench import author, capture, fake_world, partition, run_joint, run_partitioned
+from workbench.graph.facts import GraphFacts, set_facts
 from workbench.graph.read.collectives import exposed_in_node_order, list_collectives
 from workbench.graph.read.cost import flops
 from workbench.graph.read.simulated_run import COMPUTE, simulated
@@ -22,7 +22,6 @@ from workbench.pipeline.run_passes import copy_graph
 from workbench.recipe.contracts import Options
 from workbench.torch_api.distributed import symmetric_memory
 from workbench.torch_api.ops import multiplies
-from workbench.world.mesh import current_world
 
 NAME, TP2, OPTIONS = "async_tensor_parallel", {"tp": 2}, Options()
 
@@ -162,21 +161,3 @@ def test_the_values_are_those_of_the_plain_graph_and_an_exchange_is_found(reques
         assert fused == 8 and set(verdicts.values()) == {"PASS"} and "numerics" in verdicts
     assert [verdicts["numerics"] for _, verdicts in pool.run(with_values, mesh, wrong_factor)] == ["FAIL"] * len(
         pool.run(dist.get_rank))
-
-
-def on_gloo():
-    built = build(small(TP2, passes=(NAME,)).override({"strict": False}), current_world())
-    effect = outcomes(built, NAME)["effect"]
-    world = facts_of(built.records[-1].after[0]).world
-    built.step.close()
-    return effect, world
-
-
-def test_a_recipe_on_gloo_says_why_nothing_happened(pool2):
-    for (outcome, message), world in pool2.run(on_gloo):
-        assert outcome == "NO_EFFECT" and "CPUs over gloo" in message and world == "gloo"
-
-
-def test_an_option_of_the_former_pass_is_answered():
-    with pytest.raises(WorkbenchError, match="choose: this option is gone, since torch's own pass chooses"):
-        small(TP2, passes=({"name": NAME, "choose": "all"},))

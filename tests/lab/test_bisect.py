@@ -7,7 +7,7 @@ import re
 
 import pytest
 from bad_passes import JOINT, PARTITIONED, RECIPE, TINY, find_all, takes_gelu
-from faults import GATHER, dropped_wait, lost_output, out_of_order, without_metadata
+from faults import GATHER, SCATTER, without_metadata
 from on_ranks import FSDP_TP, calls, small, user_pass
 
 from workbench.cli import main
@@ -23,63 +23,44 @@ def found(pool2):
     return pool2.run(find_all)
 
 
-# graph, operator before and after ("": what torch returns for a gradient), module, source file, and what changed
+# graph, operator before and after ("": what torch returns for a gradient), module, source file
 FAULTS = {
-    "scales_a_gradient": ("joint", "", "aten.mul.Scalar", "layers.0.attention.wq", "llama3.py",
-                          r"mul_\w+ stands where \w+ stood"),
-    "swaps_arguments": ("joint", "aten.silu_backward", "aten.silu_backward", "layers.0.feed_forward", "layers.py",
-                        r"argument 1 was _unsafe_view_\d+, and is mul_\d+"),
-    "drops_an_add": ("joint", "aten.pow.Tensor_Scalar", "aten.pow.Tensor_Scalar", "layers.0.ffn_norm", "layers.py",
-                     "argument 0 was add_1, which is gone, and is embedding"),
-    "rounds": ("joint", "aten.mm", "aten._to_copy", "layers.0.attention.wo", "llama3.py",
-               r"_to_copy\w+ stands where mm_3 stood"),
-    "leaves_a_transpose_out": ("joint", "aten.mm", "aten.mm", "layers.0.attention.wq", "llama3.py",
-                               r"argument 1 was t, and is view_\d+"),
-    "takes_gelu": ("joint", "aten.silu", "aten.gelu", "layers.0.feed_forward", "layers.py",
-                   "operator was aten.silu and is aten.gelu"),
-    "takes_gelu_anew": ("joint", "aten.silu", "aten.gelu", "layers.0.feed_forward", "layers.py",
-                        r"gelu\w* stands where silu stood"),
-    "decomposes_and_errs": ("joint", "aten.silu", "aten.div.Tensor", "layers.0.feed_forward", "layers.py",
-                            "stands where silu stood"),
-    "takes_gelu_and_renames": ("joint", "aten.silu", "aten.gelu", "layers.0.feed_forward", "layers.py",
-                               "stands where silu stood"),
-    "gathers_another_weight": ("joint", "_c10d_functional.all_gather_into_tensor",
-                               "_c10d_functional.all_gather_into_tensor", "layers.0.attention.wv", "llama3.py",
-                               r"argument 0 was view_\d+, and is view_\d+"),
-    "sums_gradients": ("joint", "_c10d_functional.reduce_scatter_tensor", "_c10d_functional.reduce_scatter_tensor",
-                       "layers.0.feed_forward.w3", "layers.py", "argument 1 was 'avg', and is 'sum'"),
-    "slices_one_off": ("joint", "aten.slice.Tensor", "aten.slice.Tensor", "layers.0.attention", "layers.py",
-                       "argument 2 was 0, and is 1"),
-    "returns_gradients_swapped": ("joint", "", "", "layers.0.attention.wv", "llama3.py",
-                                  r"output \d+ was \w+ and is \w+"),
-    "errs_on_rank_1": ("joint", "aten.silu", "aten.mul.Scalar", "layers.0.feed_forward", "layers.py",
-                       r"mul_\w+ stands where silu stood"),
-    "multiplies_what_does_not_fit": ("joint", "aten.mm", "aten.mm", "layers.0.attention.wk", "llama3.py",
-                                     r"argument 0 was view_\d+, and is t_1"),
-    "negates_in_backward": ("backward", "aten.mul.Scalar", "aten.mul.Scalar", "norm", "layers.py",
-                            "argument 1 was -0.5, and is 0.5"),
+    "scales_a_gradient": ("joint", "", "aten.mul.Scalar", "layers.0.attention.wq", "llama3.py"),
+    "swaps_arguments": ("joint", "aten.silu_backward", "aten.silu_backward", "layers.0.feed_forward", "layers.py"),
+    "drops_an_add": ("joint", "aten.pow.Tensor_Scalar", "aten.pow.Tensor_Scalar", "layers.0.ffn_norm", "layers.py"),
+    "rounds": ("joint", "aten.mm", "aten._to_copy", "layers.0.attention.wo", "llama3.py"),
+    "leaves_a_transpose_out": ("joint", "aten.mm", "aten.mm", "layers.0.attention.wq", "llama3.py"),
+    "takes_gelu": ("joint", "aten.silu", "aten.gelu", "layers.0.feed_forward", "layers.py"),
+    "takes_gelu_anew": ("joint", "aten.silu", "aten.gelu", "layers.0.feed_forward", "layers.py"),
+    "decomposes_and_errs": ("joint", "aten.silu", "aten.div.Tensor", "layers.0.feed_forward", "layers.py"),
+    "takes_gelu_and_renames": ("joint", "aten.silu", "aten.gelu", "layers.0.feed_forward", "layers.py"),
+    "gathers_another_weight": ("joint", GATHER, GATHER, "layers.0.attention.wv", "llama3.py"),
+    "sums_gradients": ("joint", SCATTER, SCATTER, "layers.0.feed_forward.w3", "layers.py"),
+    "slices_one_off": ("joint", "aten.slice.Tensor", "aten.slice.Tensor", "layers.0.attention", "layers.py"),
+    "returns_gradients_swapped": ("joint", "", "", "layers.0.attention.wv", "llama3.py"),
+    "errs_on_rank_1": ("joint", "aten.silu", "aten.mul.Scalar", "layers.0.feed_forward", "layers.py"),
+    "negates_in_backward": ("backward", "aten.mul.Scalar", "aten.mul.Scalar", "norm", "layers.py"),
     # the weight's first reader; on torch 2.15 the next one, since the right value still lies in the bucket, unread
-    "buckets_and_mixes": ("forward", "aten.", "aten.", "layers.0.attention.wv", "llama3.py", ""),
-    "saves_another_tensor": ("backward", "placeholder", "placeholder", "tok_embeddings", "decoder.py",
-                             "was given .+, and is given "),
+    "buckets_and_mixes": ("forward", "aten.", "aten.", "layers.0.attention.wv", "llama3.py"),
+    "saves_another_tensor": ("backward", "placeholder", "placeholder", "tok_embeddings", "decoder.py"),
 }
 
 
 def test_every_fault_is_here():
-    assert {f.__name__ for f in (*JOINT, *PARTITIONED)} == {*FAULTS, "does_nothing"}
+    assert {f.__name__ for f in (*JOINT, *PARTITIONED)} == {*FAULTS, "does_nothing", "multiplies_what_does_not_fit"}
 
 
 @pytest.mark.nightly
 @pytest.mark.ranks
 @pytest.mark.parametrize("name", FAULTS)
 def test_the_pass_and_the_node_are_found(found, name):
-    part, was, now, module, file, changed = FAULTS[name]
+    part, was, now, module, file = FAULTS[name]
     here = found[0][name]
     assert here == found[1][name] and here.record == name  # every rank says the same, and not the sound pass
     assert was in here.before.operator and now in here.after.operator
     assert here.before.graph == here.after.graph == part
     assert here.after.module == module and file in here.after.source
-    assert re.search(changed, "; ".join(here.changed))
+    assert here.before.text != here.after.text or name == "buckets_and_mixes"
     assert here.ranks == ((1,) if name == "errs_on_rank_1" else (0, 1))
     assert here.difference
 
@@ -91,7 +72,7 @@ def test_sound_passes_are_not_blamed_and_an_idle_one_is(found):
     assert [found[0][name] for name in ("joint", "partitioned", "may be idle")] == [None] * 3
     assert found[0]["does_nothing"].record == "does_nothing"
     assert found[0]["does_nothing"].problem == "NO_EFFECT: every node is as it was before the pass"
-    assert "mat1 and mat2 shapes cannot be multiplied" in found[0]["multiplies_what_does_not_fit"].difference
+    assert found[0]["multiplies_what_does_not_fit"].problem.startswith("lint FAIL: ")  # and so it is not run
     assert re.match(r"output \d: 64 of 64 elements differ", found[0]["returns_gradients_swapped"].difference)
 
 
@@ -105,7 +86,7 @@ def test_the_text_and_the_data(found):
     assert lines[2].startswith("first node: pow_2 (aten.pow.Tensor_Scalar) of the joint graph, on ranks 0, 1: 512 of ")
     assert lines[3] == "  before pow_2 = aten.pow.Tensor_Scalar(add_1, 2), float32 [2, 16, 16]"
     assert lines[5] == "  after  pow_2 = aten.pow.Tensor_Scalar(embedding, 2), float32 [2, 16, 16]"
-    assert lines[7:] == ["  changed: argument 0 was add_1, which is gone, and is embedding", "covered: numerics"]
+    assert lines[7:] == ["covered: numerics"]
     data = json.loads(json.dumps(whole.to_dict()))
     assert not data["ok"] and data["found"]["after"]["name"] == "pow_2" and data["found"]["ranks"] == [0, 1]
 
@@ -132,10 +113,7 @@ def half(gm):
 
 
 @pytest.mark.parametrize(("fault", "problem"), [
-    (without_metadata, "lint FAIL: "), (lambda gm: gm, "NO_EFFECT: "),
-    *(pytest.param(fault, problem, marks=pytest.mark.nightly) for fault, problem in (
-        (lost_output, "lint FAIL: "), (out_of_order, "lint FAIL: "), (dropped_wait, "lint FAIL: "),
-        (half, "FAIL: ")))])
+    (without_metadata, "lint FAIL: "), (lambda gm: gm, "NO_EFFECT: "), (half, "FAIL: ")])
 def test_without_ranks_every_light_verdict_counts(fault, problem):
     with user_pass("bad", fault) as name:
         found = bisect(small(FSDP_TP).override({"joint_passes": ["reshard_after_forward", name]}), world="fake",

@@ -16,14 +16,12 @@ from workbench.graph.capture import capture
 from workbench.graph.facts import facts_of
 from workbench.graph.partition import partition
 from workbench.graph.read.nodes import is_compute
-from workbench.lab.memory_budget import BudgetOptions
 from workbench.lab.memory_budget import plan as plans
 from workbench.lab.memory_budget import transform as budget_pass
-from workbench.lab.memory_budget.plan_table import compared, memory_plan
+from workbench.lab.memory_budget.plan_table import memory_plan
 from workbench.passes import registry
 from workbench.passes.activation_checkpointing import checkpoint_rule
 from workbench.pipeline.run_passes import JOINT, choose, run_joint, saved_bytes
-from workbench.recipe.recipe import RecipeError
 from workbench.recipe.sections import PassSpec
 from workbench.torch_api.ops import draws
 
@@ -153,11 +151,6 @@ def test_a_budget_that_the_partition_exceeds_is_told(two, monkeypatch):
     assert found.message == f"{size:,} bytes are saved, and the budget is {size - 1:,}"
 
 
-def test_a_graph_that_was_cut_without_a_plan(two):
-    pair = partition(two.fork())
-    assert budget_pass.kept(pair.graphs, BudgetOptions()).reason == "the partitioned graphs have no plan"
-
-
 # --- what a user asks for
 
 
@@ -167,26 +160,17 @@ def test_a_budget_below_the_smallest_cut_is_refused_with_what_holds_it(two):
         through(two, spec(gib=0.0))
 
 
-@pytest.mark.parametrize("options", [{"fraction": 1.5}, {"fraction": -0.1}, {"gib": -1.0}, {"gib": 1, "fraction": 0.5}])
-def test_budgets_that_are_none(options):
-    with pytest.raises(WorkbenchError, match="'memory_budget': .*(less than or equal to 1|greater than or equal to 0"
-                                             "|give one of them)"):
-        choose(spec(**options), JOINT, "joint_passes")
-
-
-def test_a_traced_capture_is_refused_where_the_recipe_is_read():
-    with pytest.raises(RecipeError, match="'memory_budget' needs torch's partitioner, and capture is \"traced\""):
-        small(FSDP4, (NAME,)).override({"capture": "traced"})
+def test_two_budgets_are_refused():
+    with pytest.raises(WorkbenchError, match="'memory_budget': .*give one of them"):
+        choose(spec(gib=1, fraction=0.5), JOINT, "joint_passes")
 
 
 def test_the_plan_as_a_table(fake4):
     recipe = long(({"name": NAME, "fraction": 0.6},))
     planned = memory_plan(recipe, fake4)
     text = str(planned)
-    assert "activation_memory_budget is 0." in text and "layers.0-1.feed_forward" in text and "predicted peak" in text
-    assert planned.to_json() and compared(planned, planned).endswith("the same choice for each tensor")
-    other = memory_plan(long(({"name": NAME, "fraction": 0.9},)), fake4)
-    assert " recompute " in compared(planned, other)
+    assert "activation_memory_budget is 0." in text and "layers.*.feed_forward" in text and "predicted peak" in text
+    assert " recompute " in text and planned.to_json()
     with pytest.raises(WorkbenchError, match="lists no memory_budget: add it to joint_passes"):
         memory_plan(small(FSDP4), fake4)
 

@@ -206,7 +206,6 @@ SENT, BACK = "Memcpy DtoH (Device -> Pinned)", "Memcpy HtoD (Pinned -> Device)"
 def test_a_profile_tells_copies_from_compute_and_a_measured_step_names_them(offloaded):
     found = step_profile([("gemm", 0, 1000), (SENT, 500, 2000), ("Memcpy HtoD (Pageable -> Device)", 3000, 3500)])
     assert (found.kernels_ms, found.copies_ms, found.exposed_copies_ms, found.nccl_ms) == (1.5, 1.5, 1.0, 0.0)
-    assert "host copies 1.5 ms, 1.0 ms of it exposed" in str(found)
     pair = offloaded[1]
     sent, back = calls(pair.forward, TO_HOST), calls(pair.backward, TO_DEVICE)
     kernels = [Kernel(SENT, 7, 10.0 * i, 10.0 * i + 5) for i in range(len(sent))]

@@ -9,16 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from unpacked import unpacked
 
 from workbench.cli import main
 from workbench.errors import WorkbenchError
 from workbench.graph.read.simulated_run import BEHIND_OTHERS, HIDDEN
 from workbench.lab.traces import read_order
 from workbench.lab.traces.trace_file import read_trace
-from workbench.notebook.draw.colors import GREY
-from workbench.notebook.show import outputs
-from workbench.notebook.views import TimelineView
 from workbench.pipeline.step_profile import step_profile
 
 GATHER, MM = "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "sm90_xmma_gemm_bf16"
@@ -108,20 +104,15 @@ def test_a_trace_of_a_real_job_says_what_the_benchmark_measured_of_another_step(
     steps, timeline = order.steps, order.timeline(1)
     assert len(steps) == 2 * ranks and timeline.exposed_ms == pytest.approx(steps[1].exposed_ms)
     if ranks == 2:  # a replay's 19 streams are branches of a graph: one lane for each kind of communication
-        colors = unpacked(TimelineView(timeline).data)["colors"]
-        assert list(colors) == timeline.lanes and 3 <= len(timeline.lanes) <= 4
-        assert len(set(colors.values())) == len(timeline.lanes) and GREY not in colors.values()
+        assert 3 <= len(timeline.lanes) <= 4
         assert any(lane.startswith("replayed AllGather") for lane in timeline.lanes) is ("cudagraph" in variant)
     for step in steps:
         assert step.launches == measured["launches"]
         assert step.span_ms == pytest.approx(step.compute_ms + step.exposed_ms + step.idle_ms)
         if not step.rank:  # the benchmark's figures are rank 0's
             assert step.compute_ms == pytest.approx(measured["kernels_ms"], rel=0.1 if "h100" in folder else 0.05)
-        if ranks == 1:
-            assert step.communication_ms == 0
-        else:
-            assert step.communication_ms > 15
-            assert (step.exposed_ms < 5) is (variant not in ("eager", "compile"))  # a replay hides it
+        assert (step.communication_ms > 15) is (ranks == 2)
+        assert (step.exposed_ms < 5) is (ranks == 1 or variant not in ("eager", "compile"))  # a replay hides it
 
 
 def test_the_recorded_jobs_are_there_and_one_replay_leaves_the_gpu_less_idle():
@@ -150,8 +141,6 @@ def test_a_product_that_waits_inside_its_kernel_is_compute_and_the_account_says_
     account = "0.10 ms of the compute are products that wait for other ranks inside their kernels, waits included"
     assert f"up to {account}: a trace cannot separate the wait from the product" in str(order)
     assert account in str(step_profile([(WAITING, 0, 100), (GATHER, 50, 120), (MM, 120, 150)]))
-    without = trace(tmp_path / "without.json", kernel(MM, 0, 100))
-    assert "inside" not in str(read_order([without])) + str(step_profile([(MM, 0, 100)]))
 
 
 def test_steps_are_told_apart_by_when_their_kernels_were_launched(tmp_path):
@@ -205,9 +194,6 @@ def test_concurrent_communication_is_told_apart_from_hidden(tmp_path):
     assert [timeline.exposed_ms, order.steps[0].exposed_ms] == pytest.approx([0.095, 0.095])
     assert timeline.fates() == "1 of 3 collectives hidden behind compute and 1 behind exposed ones"
     assert "0.040 ms of it beside other communication" in str(order)
-    picture, view, *_ = outputs(timeline, "timeline")
-    assert "stream 20: 1 behind an exposed collective, 1 hidden" in picture.text
-    assert [bar[4] for bar in unpacked(view.data)["runs"][0]["spans"] if bar[0] == "stream 20"] == [0, 0]
 
 
 def on_cpu(path):
@@ -219,12 +205,8 @@ def on_cpu(path):
 BAD = {
     "of no GPU": ("cpu.json", on_cpu, "no event of a GPU (category kernel): profile with ProfilerActivity.CUDA"),
     "truncated": ("t.json", b'{"traceEvents": [{"ph": "X", "na', "(Unterminated string starting at: "),
-    "no JSON": ("t.json", b"step,ms\n1,2\n", "(Expecting value: line 1 column 1 (char 0)): export one with"),
     "of another tool": ("t.json", b'{"spans": []}', "(it has no 'traceEvents')"),
-    "a list": ("t.json", b"[]", "(its values have other types)"),
-    "binary": ("t.pftrace", b"\x0a\xff\xfe\x00", "can't decode byte"),
     "half a gzip": ("t.json.gz", gzip.compress(b'{"traceEvents": []}' * 99)[:-9], "(not a whole gzip file: "),
-    "no gzip": ("t.json.gz", b"{}", "(not a whole gzip file: "),
 }
 
 

@@ -16,17 +16,15 @@ from mutants.subjects import Subject, subject
 from torch.fx import GraphModule
 
 from workbench.checks import collectives
-from workbench.checks.collectives import gathered
 from workbench.checks.numerics import verdict
 from workbench.checks.record import PassRecord
 from workbench.checks.verdicts import Outcome, Verdict
 from workbench.graph.facts import facts_of
 from workbench.passes.registry import RegisteredPass, graph_changed
-from workbench.pipeline.proofs.numerics_proof import compare_graphs, revealing, run_graphs, written_inputs
+from workbench.pipeline.proofs.numerics_proof import compare_graphs, revealing
 from workbench.pipeline.run_passes import copy_graph
 from workbench.pipeline.train import deterministic
 from workbench.recipe.contracts import CONTRACTS, Numerics, Options, PassContract, Stage, declare
-from workbench.recipe.wording import first_line
 from workbench.torch_api.distributed.fake import without_log
 from workbench.torch_api.distributed.symmetric_memory import as_two_operators
 from workbench.world.mesh import current_world
@@ -155,45 +153,28 @@ def numeric(mutant: Mutant, names: list[str], locate: bool) -> dict[str, Any]:
     if made is None or made[1] != names:
         raise AssertionError(f"{mutant.key}: the fake world touched {names}, and this rank {made and made[1]}")
     mine = made[0] if mutant.ranks == "all" or dist.get_rank() == 1 else whole.graph(mutant.part)
-    record, writer = record_of(whole, mutant.part, mine), record_of(whole, mutant.part, made[0])
+    record = record_of(whole, mutant.part, mine)
     contract(record.stage)
     with deterministic(True), torch.no_grad():
         with revealing(whole.inputs, whole.tangents) as tangents:
-            told = _compared(whole, record, writer, 0, whole.inputs, tangents)
+            told = _compared(whole, record, whole.inputs, tangents)
             if told["outcome"] != "PASS":
                 return told | ({"bisect": _located(record, whole, tangents)} if locate else {})
-        others = [_compared(whole, record, writer, i, varied(whole.inputs, i), varied(whole.tangents, i))["outcome"]
+        others = [_compared(whole, record, varied(whole.inputs, i), varied(whole.tangents, i))["outcome"]
                   for i in range(1, OTHER_INPUTS + 1)]
     return told | {"others": [outcome for outcome in others if outcome != "PASS"]}
 
 
 def _located(record: PassRecord, whole: Subject, tangents: list[Any]) -> list[str]:
-    """The node that `bisect` blames, under its old and its new name, and what it says has changed there."""
-    from workbench.lab.bisect.search import first_departure
+    """The node that `bisect` blames, as the text of both graphs has it."""
+    from workbench.lab.bisect.search import Inputs, first_wrong
 
-    found = first_departure([record], whole.inputs, tangents, whole.size)[0]
-    if found is None:
-        return []
-    return [*(p.name for p in (found.before, found.after) if p is not None), *found.changed]
+    blamed = first_wrong([record], Inputs(whole.inputs, tangents, whole.size))[0]
+    return [] if blamed is None else [place.text for place in (blamed.before, blamed.after) if place is not None]
 
 
-def _compared(whole: Subject, record: PassRecord, writer: PassRecord, number: int, inputs: list[Any],
-              tangents: list[Any]) -> dict[str, Any]:
-    """One run of the mutant against the original. `writer` holds the mutant on every rank, so that all note alike.
-
-    number: which inputs these are; the original runs once on each.
-    """
-    written = written_inputs(writer, inputs, tangents)
-    key = record.stage, number, bool(written)
-    if key not in whole.results:
-        whole.results[key] = run_graphs(record, record.before, inputs, tangents, written)
-    after, error = [], ""
-    try:
-        after = run_graphs(record, record.after, inputs, tangents, written)
-    except Exception as raised:
-        error = f"its graph raises {type(raised).__name__}: {first_line(raised)}"
-    for rank, text in enumerate(gathered(error)):
-        if text:
-            return {"outcome": "RAISED", "message": f"rank {rank}: {text}"}
-    found = verdict(compare_graphs(record, whole.results[key], after, written, whole.size))
-    return {"outcome": str(found.outcome), "message": found.message}
+def _compared(whole: Subject, record: PassRecord, inputs: list[Any], tangents: list[Any]) -> dict[str, Any]:
+    """One run of the mutant against the original."""
+    ranks = compare_graphs(record, inputs, tangents, whole.size)
+    said = verdict(ranks)
+    return {"outcome": "RAISED" if any(rank.raised for rank in ranks) else str(said.outcome), "message": said.message}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -53,8 +53,7 @@ PARTS = ("joint", "forward", "backward")
 class Subject:
     """The graphs of one step: joint, as its passes left it, and forward and backward after all passes.
 
-    inputs, tangents: one step's, flat; empty on a fake world. size: ranks of the largest group. results: what the
-    graphs gave, by stage and inputs.
+    inputs, tangents: one step's, flat; empty on a fake world. size: ranks of the largest group.
     """
 
     joint: GraphModule
@@ -62,7 +61,6 @@ class Subject:
     inputs: list[Any]
     tangents: list[Any]
     size: int
-    results: dict[Any, list[Any]] = field(default_factory=dict)
 
     def graphs(self, part: str) -> tuple[GraphModule, ...]:
         """The graphs that a pass on this part is given: the joint graph, or both others."""

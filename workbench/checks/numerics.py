@@ -108,7 +108,7 @@ class Comparison:
 
     bound: norm-relative; None where the contract asks for equal bits. problems: one line for each output that breaks
     the contract. worst: the largest norm-relative difference of all outputs. others: how many outputs the second run
-    had, where that is another number. unknown: why nothing was compared.
+    had, where that is another number. unknown: why nothing was compared. raised: why the second run ended.
     """
 
     contract: str
@@ -118,6 +118,7 @@ class Comparison:
     worst: float = 0.0
     others: int | None = None
     unknown: str = ""
+    raised: str = ""
 
 
 def compare(before: Sequence[Any], after: Sequence[Any], contract: PassContract, *, group_size: int = 1,
@@ -171,6 +172,8 @@ def verdict(ranks: Sequence[Comparison]) -> Verdict:
 def _of_rank(found: Comparison) -> Verdict:
     if found.unknown:
         return Verdict("numerics", Outcome.UNKNOWN, found.unknown)
+    if found.raised:
+        return Verdict("numerics", Outcome.FAIL, found.raised)
     if found.others is not None:
         return Verdict(
             "numerics", Outcome.FAIL, f"{found.outputs} outputs before, {found.others} after"

@@ -44,8 +44,8 @@ class StepFacts:
     A plugin's kind of step states saved_names (nodes of the whole step that its forward saved); `run_partitioned`
     states the order in force. Passes state the rest: regions (names that the forward had), gather_groups (process group
     to its twin for all-gathers), offloaded (places among the saved tensors of those on the host), forward_strides (of
-    each output of the lowered forward), estimates (milliseconds by node), recorder and replayed_forward (of CUDA
-    graphs: forward and backward record into one memory pool).
+    each output of the lowered forward), recorder and replayed_forward (of CUDA graphs: forward and backward record into
+    one memory pool).
     """
 
     results: int = 0
@@ -56,13 +56,12 @@ class StepFacts:
     gather_groups: dict[str, str] = field(default_factory=dict)
     offloaded: tuple[int, ...] = ()
     forward_strides: list[tuple[int, ...] | None] = field(default_factory=list)
-    estimates: dict[str, float] = field(default_factory=dict)
     order: ChosenOrder | None = None
     recorder: Any = None
     replayed_forward: Callable[[list[Any]], Any] | None = None
 
     def fork(self) -> StepFacts:
-        return replace(self, gather_groups=dict(self.gather_groups), estimates=dict(self.estimates))
+        return replace(self, gather_groups=dict(self.gather_groups))
 
 
 @dataclass

@@ -7,10 +7,10 @@
     chunked_loss           output layer and cross entropy in pieces of the tokens
     float8                 products of linear layers multiply float8
     inside_inductor        what Inductor does below the graph: its passes, kernels, memory; `workbench explain`
-    measured_costs         `estimates = "measured"`: matmuls and attention timed once, kept in a file
+    measured_costs         empty
     memory_budget          what is saved fits a budget, by torch's own solvers; `workbench plan`
     offload_activations    saved tensors on the host between forward and backward
-    traced_capture         forward, loss and gradients traced by make_fx, and `compare_captures`
+    traced_capture         forward, loss and gradients traced by make_fx
     traces                 what a torch.profiler trace shows of communication; `workbench order`
     weights                weights of Hugging Face, and checkpoints of training
     whole_step             forward, backward, clipping and AdamW in one graph, and clipping inside its update

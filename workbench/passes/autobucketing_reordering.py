@@ -28,7 +28,7 @@ from typing import Any
 
 from torch.fx import GraphModule
 
-from workbench.graph.read.timeline import Costs, costs_of, estimates_of
+from workbench.graph.read.timeline import Costs, costs_of
 from workbench.passes.merged_collectives import launches_saved
 from workbench.passes.registry import register_pass
 from workbench.recipe.contracts import EstimateOptions
@@ -56,6 +56,6 @@ def order_costs(options: EstimateOptions, gm: GraphModule) -> Costs:
 def autobucketing_reordering(
     gm: GraphModule, example_inputs: list[Any], *, options: EstimateOptions
 ) -> GraphModule:
-    """Bucket and reorder by cost. Estimates follow from shapes, or are rank 0's: every rank schedules alike."""
-    with device_specs(options.device, estimates_of(gm, options)):
+    """Bucket and reorder by cost. Estimates follow from shapes, so that every rank schedules alike."""
+    with device_specs(options.device):
         return bucketing.bucket_by_cost(gm)

@@ -32,12 +32,11 @@ from typing import Any
 from pydantic import Field
 from torch.fx import GraphModule
 
-from workbench.graph.facts import facts_of
 from workbench.graph.list_schedule import schedule
 from workbench.graph.read.collectives import exposed_in_node_order
-from workbench.graph.read.cost import Known, device_spec
+from workbench.graph.read.cost import device_spec
 from workbench.graph.read.nodes import is_compute
-from workbench.graph.read.timeline import Costs, Estimates, costs_of, estimates_of, simulate
+from workbench.graph.read.timeline import Costs, costs_of, simulate
 from workbench.passes.effect import Effect
 from workbench.passes.registry import Graphs, register_pass
 from workbench.recipe.contracts import EstimateOptions
@@ -54,8 +53,7 @@ class OverlapOptions(EstimateOptions):
 
 def less_exposed(before: Graphs, after: Graphs, options: OverlapOptions) -> Effect:
     """Compute waits for collectives for less time than before, as estimated over forward and backward."""
-    known = Estimates(facts_of(after[0]).step.estimates)
-    was, now = (_exposed_ms(graphs, options, known) for graphs in (before, after))
+    was, now = (_exposed_ms(graphs, options) for graphs in (before, after))
     bare = [
         sum(len(exposed_in_node_order(graph)) for graph in graphs) for graphs in (before, after)
     ]
@@ -72,19 +70,13 @@ def less_exposed(before: Graphs, after: Graphs, options: OverlapOptions) -> Effe
     return Effect(False, "no work is free to move behind what is exposed", evidence)
 
 
-def _exposed_ms(graphs: Graphs, options: OverlapOptions, known: Known) -> float:
-    return sum(
-        simulate(graph.graph.nodes, _costs(graph, options, known)).exposed_ms for graph in graphs
-    )
-
-
-def _costs(gm: GraphModule, options: OverlapOptions, known: Known) -> Costs:
-    return costs_of(gm, options.device, known, fused=options.fused)
+def _exposed_ms(graphs: Graphs, options: OverlapOptions) -> float:
+    return sum(simulate(gm.graph.nodes, order_costs(options, gm)).exposed_ms for gm in graphs)
 
 
 def order_costs(options: OverlapOptions, gm: GraphModule) -> Costs:
-    """The costs by which `overlap_collectives` has ordered the graph."""
-    return _costs(gm, options, Estimates(facts_of(gm).step.estimates))
+    """The costs by which `overlap_collectives` orders the graph."""
+    return costs_of(gm, options.device, fused=options.fused)
 
 
 @register_pass(
@@ -100,9 +92,7 @@ def overlap_collectives(gm: GraphModule, example_inputs: list[Any], *, options: 
     Of four orders, two hide behind all compute and two behind matmuls and attentions alone, with the whole horizon and
     with a quarter of it; the least exposed is taken.
     """
-    known = estimates_of(gm, options)
-    facts_of(gm).step.estimates.update(known.times)  # for the verdict
-    costs = _costs(gm, options, known)
+    costs = order_costs(options, gm)
     products = replace(
         costs, compute={node: ms * is_compute(node) for node, ms in costs.compute.items()}
     )

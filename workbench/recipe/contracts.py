@@ -9,7 +9,6 @@ from enum import StrEnum
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
-from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
@@ -46,11 +45,9 @@ class Options(BaseModel):
 
 
 class EstimateOptions(Options):
-    """For passes that schedule: estimated times of a device, or measured times and the file that keeps them."""
+    """For passes that schedule by estimated times. device: a name, or the file of a machine that `calibrate` wrote."""
 
     device: str = "h100"
-    estimates: Literal["analytical", "measured"] = "analytical"
-    estimates_file: str = ""
 
 
 @dataclass(frozen=True)

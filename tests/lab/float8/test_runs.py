@@ -10,9 +10,6 @@ import torch
 from on_ranks import calls, insert, small, user_pass
 
 from workbench import run
-from workbench.lab.bisect import bisect
-from workbench.lab.float8 import Float8Options
-from workbench.passes.registry import find_pass
 
 pytestmark = [pytest.mark.integration, pytest.mark.ranks]
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -53,18 +50,3 @@ def test_a_product_that_is_lowered_back_is_told(pool2):
         effect = effect_of(run(recipe(FLOAT8, "lowered_back"), world=pool2, progress=False))
     assert effect.outcome == "NO_EFFECT"
     assert effect.message == "20 scaled products ran in a step, for 21 converted ones"
-
-
-def doubles_a_scale(gm):
-    gm = find_pass("float8_matmul").function(gm, [], options=Float8Options(smallest=16))
-    node = calls(gm, "aten._scaled_mm")[4]
-    node.replace_input_with(node.args[2], insert(gm, node.args[2], ATEN.mul.Scalar, node.args[2], 2.0))
-    return gm
-
-
-@pytest.mark.nightly
-def test_bisect_finds_a_broken_scale(pool2):
-    with user_pass("doubles_a_scale", doubles_a_scale, numerics="lossy", tolerance=0.4):
-        found = bisect(recipe("doubles_a_scale"), world=pool2, progress=False).found
-    assert found is not None and found.record == "doubles_a_scale" and "break 'lossy'" in found.problem
-    assert found.after is not None and found.after.module == "layers.0.feed_forward.w1"

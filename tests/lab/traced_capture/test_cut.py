@@ -109,11 +109,6 @@ def test_a_tag_that_is_not_placed_is_found(traced):
     assert found.outcome == "FAIL" and "and the backward gets it from the forward" in found.message
 
 
-def test_a_fork_and_the_program_of_a_traced_graph(traced):
-    joint = after(traced, AC)
-    assert joint.graph is not traced.graph and "traced by make_fx" in str(joint)
-
-
 def test_each_capture_has_its_own_cut(traced, fake4):
     assert partition(traced.fork()).by_part.keys() == {"forward", "backward"}
     joint = capture(author(small({"dp_shard": 4}), fake4))
@@ -133,49 +128,38 @@ class Keeps(torch.nn.Module):
         return self.act(self, self.layer(x)).square().mean()
 
 
+def keeps(act, world):
+    return author_module(Keeps(act), world, None, batch=lambda: (torch.ones(2, 4),))
+
+
 def clamps(m, x):
-    weight = m.layer.weight
     with torch.no_grad():
-        weight.clamp_(-0.1, 0.1)
-    return x @ weight
+        m.layer.weight.clamp_(-0.1, 0.1)
+    return x @ m.layer.weight
 
 
 def decays(m, x):
-    weight = m.layer.weight
-    weight.data.mul_(0.9)
-    return x @ weight
+    m.layer.weight.data.mul_(0.9)
+    return x @ m.layer.weight
 
 
 @pytest.mark.parametrize(("act", "told"), [
-    (lambda m, x: x if x.sum() > 0 else -x, "it cannot be captured: GuardOnDataDependentSymNode: .*: change that line"),
+    (lambda m, x: x if x.sum() > 0 else -x, "cannot be captured: GuardOnDataDependentSymNode: .*: change that line"),
     (lambda m, x: x.detach(), "its forward returns no scalar tensor that depends on a parameter"),
-], ids=["branch", "no gradient"])
+    (clamps, "parameter.*: write between the steps"), (decays, "parameter.*: write between the steps"),
+], ids=["branch", "no gradient", "writes a weight", "writes a weight's data"])
 def test_a_model_that_cannot_be_traced_is_refused_in_a_sentence(fake4, act, told):
-    module = Keeps(act)
-    authored = author_module(module, fake4, None, batch=lambda: (torch.ones(2, 4),))
-    with pytest.raises(WorkbenchError, match=told) as error:
+    authored = keeps(act, fake4)
+    with pytest.raises(WorkbenchError, match=f"model Keeps: .*{told}.*joint"):
         capture(authored, by="traced")
-    assert str(error.value).startswith("model Keeps: ") and "joint" in str(error.value)
-    assert isinstance(module.layer.weight, torch.nn.Parameter) and module.training
+    assert isinstance(authored.module.layer.weight, torch.nn.Parameter) and authored.module.training
 
 
-WRITTEN = "parameter.*: write between the steps"
-
-
-@pytest.mark.parametrize(("act", "told"), [(clamps, WRITTEN), (decays, WRITTEN)], ids=["in place", "by its data"])
-def test_what_a_forward_writes_into_a_weight_is_refused(fake4, act, told):
-    authored = author_module(Keeps(act), fake4, None, batch=lambda: (torch.ones(2, 4),))
-    with pytest.raises(WorkbenchError, match=told):
-        capture(authored, by="traced")
-
-
-@pytest.mark.parametrize(("old", "new"), [("is_backward", "is_forward"), ("is_forward", "is_backward")])
-def test_a_direction_that_is_wrong_is_named(fake4, old, new):
-    authored = author_module(Keeps(lambda m, x: x.sigmoid()), fake4, None, batch=lambda: (torch.ones(2, 4),))
-    joint = capture(authored, by="traced")
-    node = next(n for n in joint.graph.graph.nodes if n.meta.get("partitioner_tag") == old and op_name(n.target) ==
-                ("aten.sigmoid_backward" if old == "is_backward" else "aten.sigmoid"))
-    node.meta["partitioner_tag"] = new
+@pytest.mark.parametrize(("name", "tag"), [
+    ("aten.sigmoid_backward", "is_forward"), ("aten.sigmoid", "is_backward")])
+def test_a_direction_that_is_wrong_is_named(fake4, name, tag):
+    joint = capture(keeps(lambda m, x: x.sigmoid(), fake4), by="traced")
+    next(n for n in joint.graph.graph.nodes if op_name(n.target) == name).meta["partitioner_tag"] = tag
     with pytest.raises(WorkbenchError, match="node .* counts as forward, and reads .*, which is of the backward"):
         cut(joint)
 
@@ -186,14 +170,12 @@ def gradient_inside(m, x):
 
 
 def test_a_model_that_dynamo_alone_refuses_is_traced_and_the_refusal_says_so(fake4):
-    authored = author_module(Keeps(gradient_inside), fake4, None, batch=lambda: (torch.ones(2, 4),))
+    authored = keeps(gradient_inside, fake4)
     with pytest.raises(WorkbenchError, match='do it outside of the captured module, or try capture "traced"$'):
         capture(authored)
     assert len(capture(authored, by="traced").parameters) == 2
 
 
 def test_a_buffer_that_the_forward_writes_is_an_output(fake4):
-    authored = author_module(Keeps(lambda m, x: x + m.total.add_(1)), fake4, None,
-                             batch=lambda: (torch.ones(2, 4),))
-    pair = cut(capture(authored, by="traced"))
+    pair = cut(capture(keeps(lambda m, x: x + m.total.add_(1), fake4), by="traced"))
     assert pair.written == ["total"] and pair.facts.results == 2

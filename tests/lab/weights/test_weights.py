@@ -166,30 +166,22 @@ def edit(file, change):
 
 @pytest.mark.parametrize(("change", "said"), [
     (lambda f: edit(f / ONE, lambda t: t.pop(Q)),
-     "{f}: tensor '" + Q + "' is missing, which 'layers.0.attention.wq.weight' of llama3 needs: take the weights of "
-     "this model with all their files, or another flavor"),
+     "{f}: tensor '" + Q + "' is missing, which 'layers.0.attention.wq.weight' of llama3 needs"),
     (lambda f: save_file({"model.layers.2.norm.weight": torch.zeros(3)}, f / "more.safetensors"),
-     "{f}/more.safetensors: tensor 'model.layers.2.norm.weight' has no place in llama3 of 2 layers: take the weights "
-     "of this model, or another flavor"),
+     "{f}/more.safetensors: tensor 'model.layers.2.norm.weight' has no place in llama3 of 2 layers"),
     (lambda f: save_file({Q: torch.zeros(32, 32)}, f / "more.safetensors"), "is in another file, too: keep one"),
     (lambda f: edit(f / ONE, lambda t: t.update({GATE: torch.zeros(64, 32)})),
-     "{f}/" + ONE + ": tensor '" + GATE + "' has shape [64, 32], and 'layers.0.feed_forward.w1.weight' of llama3 takes "
-     "[48, 32]: set the sizes in model, or take other weights"),
+     "tensor '" + GATE + "' has shape [64, 32], and 'layers.0.feed_forward.w1.weight' of llama3 takes [48, 32]"),
     (lambda f: edit(f / ONE, lambda t: t.update({Q: t[Q].to(torch.float8_e4m3fn)})),
-     "{f}/" + ONE + ": tensor '" + Q + "' is of torch.float8_e4m3fn: convert it to bfloat16 first"),
-    (lambda f: os.truncate(f / ONE, (f / ONE).stat().st_size - 5),
-     "{f}/" + ONE + ": it is truncated, or no safetensors file ("),
-    (lambda f: (f / ONE).unlink(), "{f}: no such folder, or no .safetensors file in it: set model.weights to a folder "
-                                   "of Hugging Face safetensors"),
-    (lambda f: (f / read.CONFIG).write_text("{"), "{f}/config.json: it is no JSON: take it from its source again"),
-    *((lambda f, config=config: (f / read.CONFIG).write_text(json.dumps(config)), "{f}/config.json: " + said)
-      for config, said in [
-        ({"rms_norm_eps": 1e-6}, "rms_norm_eps is 1e-06, and the recipe's model.norm_eps is 1e-05: set model.norm_eps "
-                                 "to 1e-06"),
-        ({"rope_parameters": {"rope_theta": 1e4}}, "rope_theta is 10000.0, and the recipe's model.rope_theta is "
-                                                   "500000.0: set model.rope_theta to 10000.0"),
-        ({"rope_scaling": {"rope_type": "llama3"}}, "it scales rotary positions (llama3), which llama3 here does not "
-                                                    "do: take other weights")])])
+     "tensor '" + Q + "' is of torch.float8_e4m3fn: convert it"),
+    (lambda f: os.truncate(f / ONE, (f / ONE).stat().st_size - 5), "{f}/" + ONE + ": it is truncated"),
+    (lambda f: (f / ONE).unlink(), "{f}: no such folder, or no .safetensors file in it"),
+    (lambda f: (f / read.CONFIG).write_text("{"), "{f}/config.json: it is no JSON"),
+    (lambda f: (f / read.CONFIG).write_text('{"rms_norm_eps": 1e-6}'), "set model.norm_eps to 1e-06"),
+    (lambda f: (f / read.CONFIG).write_text('{"rope_parameters": {"rope_theta": 1e4}}'),
+     "rope_theta is 10000.0, and the recipe's model.rope_theta is 500000.0"),
+    (lambda f: (f / read.CONFIG).write_text('{"rope_scaling": {"rope_type": "llama3"}}'), "it scales rotary positions"),
+])
 def test_what_does_not_fit_is_named(folder, change, said):
     change(folder)
     with pytest.raises(WorkbenchError) as error:

@@ -11,13 +11,13 @@ from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sd
 
 from workbench.graph.read.collectives import Collective
 from workbench.graph.read.nodes import kind_of
-from workbench.torch_api.devices.estimators import Known, repeat_heads
+from workbench.torch_api.devices.estimators import repeat_heads
 from workbench.torch_api.devices.profile import device_spec
 from workbench.torch_api.devices.specs import DEVICES, DeviceSpec
 from workbench.torch_api.ops import COMPILED_REGION, HOST_COPIES, hint, multiplies, op_name, tensor_bytes
 from workbench.torch_api.tree import tree_leaves
 
-__all__ = ["DEVICES", "DeviceSpec", "Known", "collective_ms", "device_spec", "flops", "node_flops", "node_ms"]
+__all__ = ["DEVICES", "DeviceSpec", "collective_ms", "device_spec", "flops", "node_flops", "node_ms"]
 
 _FREE = ("view", "bookkeeping", "wait", "collective", "host copy")
 

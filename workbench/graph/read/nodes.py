@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -32,6 +33,20 @@ _REDUCTIONS = {"sum", "mean", "amax", "amin", "max", "min", "var", "var_mean", "
                "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data", "logsumexp", "cumsum", "norm",
                "linalg_vector_norm", "_fused_rms_norm", "_fused_rms_norm_backward", "native_layer_norm",
                "native_layer_norm_backward", "sort", "topk", "prod"}
+
+
+Item = TypeVar("Item")
+
+
+def reachable(starts: Iterable[Item], neighbours: Callable[[Item], Iterable[Item]]) -> set[Item]:
+    """The starts, and all that a walk from them reaches: ancestors of nodes, or readers, as `neighbours` says."""
+    visited = set(starts)
+    todo = list(visited)
+    while todo:
+        new = set(neighbours(todo.pop())) - visited
+        visited |= new
+        todo += new
+    return visited
 
 
 def layer_of(node: torch.fx.Node) -> int | None:

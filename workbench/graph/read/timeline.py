@@ -8,12 +8,9 @@ from dataclasses import dataclass
 from torch.fx import GraphModule, Node
 
 from workbench.graph.read.collectives import Collective, list_collectives, list_host_copies
-from workbench.graph.read.cost import DEVICES, DeviceSpec, Known, collective_ms, device_spec
+from workbench.graph.read.cost import DEVICES, DeviceSpec, collective_ms, device_spec
 from workbench.graph.read.fused_cost import fused_ms, separate_ms
 from workbench.graph.read.nodes import is_compute
-from workbench.recipe.contracts import EstimateOptions
-from workbench.recipe.hooks import hook
-from workbench.torch_api.devices.timing import signature
 
 
 @dataclass(frozen=True)
@@ -30,39 +27,17 @@ class Costs:
     spec: DeviceSpec = DEVICES["h100"]
 
 
-@dataclass(frozen=True)
-class Estimates:
-    """times: milliseconds by operator signature, equal on every rank; None for a node that was not measured."""
-
-    times: dict[str, float]
-
-    def __call__(self, node: Node) -> float | None:
-        return self.times.get(signature(node)) if is_compute(node) else None
-
-
-def estimates_of(gm: GraphModule, options: EstimateOptions) -> Estimates:
-    """Measured times where a pass's options ask for them, else none: then the device's figures decide."""
-    if options.estimates != "measured":
-        return Estimates({})
-    return Estimates(
-        hook("measured_costs.measure", 'estimates = "measured"')(gm, options.estimates_file)
-    )
-
-
-def costs_of(gm: GraphModule, device: str | DeviceSpec, known: Known = lambda _: None,
-             found: Sequence[Collective] | None = None, *, fused: bool = False) -> Costs:
-    """The time of each node on a device: `known` ones as given, the others from shapes. Equal graphs cost the same.
+def costs_of(gm: GraphModule, device: str | DeviceSpec, found: Sequence[Collective] | None = None, *,
+             fused: bool = False) -> Costs:
+    """The time of each node on a device, by its shapes. Equal graphs cost the same.
 
     found: the graph's collectives, if they have been listed already. fused: as where a compiler follows, which fuses
     pointwise operators; otherwise each operator is a kernel.
     """
     spec = device_spec(device)
-    estimated = fused_ms(gm, spec) if fused else separate_ms(gm, spec)
+    compute = fused_ms(gm, spec) if fused else separate_ms(gm, spec)
     named = {node.name: node for node in gm.graph.nodes}
     found = [*(list_collectives(gm) if found is None else found), *list_host_copies(gm)]
-    compute = {
-        node: before if (ms := known(node)) is None else ms for node, before in estimated.items()
-    }
     return Costs(
         compute,
         {

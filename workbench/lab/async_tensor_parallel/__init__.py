@@ -19,31 +19,11 @@ factor, each between two views, and a reduce-scatter of one product that nothing
 `graph_cleanup`, which merges views, and leaves a reduce-scatter of a sum of products as it is.
 """
 
-from typing import Any
-
-from pydantic import model_validator
-
-from workbench.recipe.contracts import Numerics, Options, PassContract, Stage, declare
-
-_GONE = {"choose", "device", "estimates", "estimates_file"}
-
-
-class AsyncTensorParallelOptions(Options):
-    """None: torch's pass takes whatever fits its patterns."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _no_choice(cls, options: dict[str, Any]) -> dict[str, Any]:
-        if gone := sorted(_GONE.intersection(options)):
-            raise ValueError(
-                f"{', '.join(gone)}: this option is gone, since torch's own pass chooses: leave it out"
-            )
-        return options
-
+from workbench.recipe.contracts import Numerics, PassContract, Stage, declare
 
 declare(PassContract(
     "async_tensor_parallel", Stage.PARTITIONED, Numerics.REDUCTION_ORDER,
     "all-gathers and reduce-scatters of the tp axis share operators with their products",
-    AsyncTensorParallelOptions, after=frozenset({"autobucketing_reordering", "transformer_block_bucketing"}),
+    after=frozenset({"autobucketing_reordering", "transformer_block_bucketing"}),
     source="torch._inductor.fx_passes.micro_pipeline_tp", code="workbench.lab.async_tensor_parallel.transform",
 ))

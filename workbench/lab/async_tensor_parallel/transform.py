@@ -12,7 +12,7 @@ from torch.fx import GraphModule, Node
 from workbench.graph.facts import facts_of
 from workbench.graph.make_nodes import NodeMaker, fake_mode_of, origin_of, refresh_views
 from workbench.graph.read.collectives import Collective, list_collectives
-from workbench.graph.read.nodes import kind_of
+from workbench.graph.read.nodes import kind_of, reachable
 from workbench.passes.effect import Effect
 from workbench.passes.registry import Graphs, register_pass
 from workbench.recipe.contracts import Options
@@ -20,6 +20,7 @@ from workbench.torch_api.distributed import symmetric_memory
 from workbench.torch_api.inductor.micro_pipeline import KINDS, fuse_with_products
 from workbench.torch_api.ops import calls_of, multiplies, op_name, tensor_bytes
 
+_MOVES = ("view", "copy", "wait", "bookkeeping")
 _NEEDS = "the operators need GPUs that read each other's memory"
 _TAKES = (
     "torch's pass takes gathers whose products read them as first factor between two views, and scatters of one "
@@ -41,18 +42,14 @@ def _on_tp(gm: GraphModule) -> list[Collective]:
 def _beside_product(start: Node, kind: str) -> bool:
     """Whether a product follows an all-gather, or precedes a reduce-scatter, with nothing but moves and sums between.
     """
-    seen, todo = {start}, [start]
-    while todo:
-        node = todo.pop()
-        for near in node.users if kind == "all_gather" else node.all_input_nodes:
-            if near.op != "call_function" or near in seen:
-                continue
-            if (near_kind := kind_of(near)) == "matmul":
-                return True
-            if near_kind in ("view", "copy", "wait", "bookkeeping") or op_name(near.target) == "aten.add":
-                seen.add(near)
-                todo.append(near)
-    return False
+    def near(node: Node) -> list[Node]:
+        around = node.users if kind == "all_gather" else node.all_input_nodes
+        return [n for n in around if n.op == "call_function"]
+
+    def moved(node: Node) -> list[Node]:
+        return [n for n in near(node) if kind_of(n) in _MOVES or op_name(n.target) == "aten.add"]
+
+    return any(kind_of(n) == "matmul" for node in reachable([start], moved) for n in near(node))
 
 
 def fused_with_products(before: Graphs, after: Graphs, options: Options) -> Effect:

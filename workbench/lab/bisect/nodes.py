@@ -11,9 +11,9 @@ from torch.fx import GraphModule, Interpreter, Node
 
 from workbench.checks.numerics import compare_one
 from workbench.graph.callables import graph_of
-from workbench.graph.partition import saved_order
+from workbench.graph.partition import saved_nodes
 from workbench.graph.read.memory import Flow
-from workbench.graph.read.nodes import described, output_values, provenance
+from workbench.graph.read.nodes import described, output_values, provenance, reachable
 from workbench.graph.read.program import node_record
 from workbench.pipeline.proofs.numerics_proof import run_graphs, written_inputs
 from workbench.pipeline.run_passes import PassRecord
@@ -23,8 +23,6 @@ from workbench.torch_api.tree import tree_leaves, tree_map
 
 Key = tuple[str, str]
 """(graph, node name): the graph is joint, forward or backward."""
-At = tuple[int, int, int]
-"""(graph, collectives up to the node, node order): a rank's error reaches other ranks through a collective alone."""
 Bound = Callable[[torch.Tensor, torch.Tensor], float | None]
 """The norm-relative difference that two tensors may have; None where their bits must be equal."""
 
@@ -37,7 +35,6 @@ class Value:
 
     node: Node
     key: Key
-    at: At
     reads: tuple[Key, ...]
     origin: tuple[str, str, bool]
     tensors: dict[int, torch.Tensor] = field(default_factory=dict, repr=False)
@@ -64,26 +61,21 @@ class _Recorder(Interpreter):
     def __init__(self, graph: GraphModule, part: str, run: Trace, saved: dict[Node, Key]):
         super().__init__(graph)
         self.part, self.trace, self.saved = part, run, saved
-        self.collectives = 0
         self.flow = Flow(graph)
 
     def __call__(self, *args: Any) -> list[Any]:
         return list(self.run(*tree_leaves(args), enable_io_processing=False))  # flat arguments, one a placeholder
 
     def run_node(self, n: Node) -> Any:
-        sends = n.op == "call_function" and collective_kind(n.target) is not None
-        self.collectives += sends
-        key = self.part, n.name
-        at = int(self.part == "backward"), self.collectives, len(self.trace.values)
-        where = provenance(n)
-        value = Value(n, key, at, self._reads(n), (where.module, where.place, where.backward))
+        key, where = (self.part, n.name), provenance(n)
+        value = Value(n, key, self._reads(n), (where.module, where.place, where.backward))
         self.trace.values[key] = value
         try:
             result = super().run_node(n)
         except Exception as error:
             self.trace.raised = key, f"raises {type(error).__name__}: {first_line(error)}"
             raise
-        if sends and not blocks(n.target):
+        if n.op == "call_function" and collective_kind(n.target) is not None and not blocks(n.target):
             result = tree_map(torch.ops._c10d_functional.wait_tensor, result)
         if op_name(n.target).startswith(("aten.empty", "aten.new_empty")):
             result.zero_()
@@ -119,13 +111,11 @@ def trace(record: PassRecord, bodies: Sequence[Any], inputs: list[Any], tangents
     outputs = [output_values(graph) for graph in graphs]
     saved: dict[Node, Key] = {}
     if len(graphs) == 2:
-        order = saved_order(*map(graph_of, record.before))
-        first = len(outputs[0]) - len(order)
-        for i, taker in zip(order, graphs[1].graph.find_nodes(op="placeholder"), strict=False):
-            giver = outputs[0][first + i]
-            if isinstance(giver, Node):
-                saved[taker] = "forward", giver.name
-        outputs[0] = outputs[0][:first]
+        sources = saved_nodes(*graphs)
+        readers = graphs[1].graph.find_nodes(op="placeholder")
+        saved = {reader: ("forward", source.name) for reader, source in zip(readers, sources, strict=False)
+                 if isinstance(source, Node)}
+        outputs[0] = outputs[0][:len(outputs[0]) - len(sources)]
     for part, values in zip(record.parts, outputs, strict=True):
         run.producers += [(part, value.name) if isinstance(value, Node) else None for value in values]
     recorders = tuple(_Recorder(graph, part, run, saved) for graph, part in zip(graphs, record.parts, strict=True))
@@ -216,14 +206,10 @@ class Matching:
 
     def suspects(self) -> list[Key]:
         """The wrong nodes that reach a wrong output through wrong nodes only, in node order."""
-        todo = [self.after.producers[i] for i in self.wrong_outputs()]
-        reached: set[Key] = set()
-        while todo:
-            key = todo.pop()
-            if key is not None and key not in self.right and key not in reached:
-                reached.add(key)
-                todo += self.after.values[key].reads
-        return [key for key in self.after.values if key in reached]
+        producers = [self.after.producers[i] for i in self.wrong_outputs()]
+        starts = {key for key in producers if key is not None} - self.right
+        wrong = reachable(starts, lambda key: set(self.after.values[key].reads) - self.right)
+        return [key for key in self.after.values if key in wrong]
 
     def first(self) -> tuple[Key, Key] | None:
         """The first suspect that has a counterpart, and the counterpart; its inputs are right, or added by the pass."""
@@ -265,7 +251,10 @@ def place_of(value: Value) -> Place:
     """A node's facts from its graph."""
     node, record, where = value.node, node_record(value.node), provenance(value.node)
     source = f"{where.place}: {where.text}" + (" (backward)" if where.backward else "")
-    return Place(value.key[0], node.name, record.target if node.op == "call_function" else node.op, str(record),
+    text = str(record)
+    if node.op == "placeholder" and value.reads:
+        text += f", which holds {value.reads[0][1]} of the forward"
+    return Place(value.key[0], node.name, record.target if node.op == "call_function" else node.op, text,
                  described(node.meta.get("val")), where.module, source if where.file else "")
 
 
@@ -274,7 +263,7 @@ class Found:
     """The first place where a check fails. record: the pass. problem: of the whole pass, one line.
 
     before, after: the node in the graph that the pass received and in the graph that it made; None where there is none.
-    difference, changed: how its value differs, and its arguments. ranks: those on which the check fails here.
+    difference: how its value differs. ranks: those on which the check fails here.
     """
 
     record: str
@@ -282,50 +271,28 @@ class Found:
     before: Place | None = None
     after: Place | None = None
     difference: str = ""
-    changed: tuple[str, ...] = ()
     ranks: tuple[int, ...] = ()
 
 
-def wrong_node(whole: Found, before: Trace, after: Trace, bound: Bound) -> tuple[At, Found] | None:
-    """This rank's first wrong node, or wrong output where all nodes are right, with its place."""
+def wrong_node(whole: Found, before: Trace, after: Trace, bound: Bound) -> tuple[int, Found] | None:
+    """This rank's first wrong node, or wrong output where all nodes are right, with its place in node order."""
     matching = Matching(before, after, bound)
-    pair, why = matching.first(), ""
+    outputs = [i for i in matching.wrong_outputs() if before.producers[i] and after.producers[i]]
+    key: Key | None
+    twin: Key | None
     if after.raised is not None:
         key, why = after.raised
-        value, twin = after.values[key], before.values.get(key)
-    elif pair is not None:
-        value, twin = after.values[pair[0]], before.values[pair[1]]
-        why = difference(twin, value, bound) or "no value before to compare with"
+        twin = key if key in before.values else None
+    elif pair := matching.first():
+        key, twin = pair
+        why = difference(before.values[twin], after.values[key], bound) or "no value before to compare with"
+    elif outputs:
+        key, twin = after.producers[outputs[0]], before.producers[outputs[0]]
+        assert key is not None and twin is not None
+        changed = difference(before.values[twin], after.values[key], bound) or "another node is returned"
+        why = f"output {outputs[0]}: {changed}"
     else:
-        outputs = [(i, before.producers[i], after.producers[i]) for i in matching.wrong_outputs()]
-        named = [(i, was, now) for i, was, now in outputs if was is not None and now is not None]
-        if not named:
-            return None
-        i, was, now = named[0]
-        value, twin = after.values[now], before.values[was]
-        why = f"output {i}: {difference(twin, value, bound) or 'another node is returned'}"
-    changed: tuple[str, ...] = ()
-    if twin is not None and twin.node.name == value.node.name:
-        names = {now[1]: was[1] for now, was in matching.same.items() if now[0] == value.key[0]}
-        changed = _changed(twin, value, names)
-    elif twin is not None:
-        verb = f"{value.node.name} stands where {twin.node.name} stood"
-        changed = (verb if pair else f"{why.partition(':')[0]} was {twin.node.name} and is {value.node.name}",)
-    return value.at, replace(whole, before=place_of(twin) if twin else None, after=place_of(value), difference=why,
-                             changed=changed)
-
-
-def _changed(before: Value, after: Value, names: dict[str, str]) -> tuple[str, ...]:
-    """What differs between a node before and after; `names` maps the new names of renamed nodes to the old ones."""
-    was, now, changes = before.node, after.node, []
-    if now.op == "placeholder" and before.reads != after.reads:
-        changes.append(f"was given {before.reads[0][1]} of the forward, and is given {after.reads[0][1]}")
-    if node_record(was).target != node_record(now).target:
-        changes.append(f"operator was {node_record(was).target} and is {node_record(now).target}")
-    left = {n.name for n in now.graph.nodes}
-    for i, (a, b) in enumerate(zip(arguments(was), arguments(now), strict=False)):
-        a_name, b_name = (v.name if isinstance(v, Node) else repr(v) for v in (a, b))
-        if a_name != b_name and not (isinstance(b, Node) and names.get(b_name) == a_name):
-            gone = ", which is gone" if isinstance(a, Node) and a_name not in left else ""
-            changes.append(f"argument {i} was {a_name}{gone}, and is {b_name}")
-    return tuple(changes)
+        return None
+    return [*after.values].index(key), replace(
+        whole, before=place_of(before.values[twin]) if twin else None, after=place_of(after.values[key]),
+        difference=why)

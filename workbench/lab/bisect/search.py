@@ -13,28 +13,21 @@ import torch
 
 from workbench.checks import numerics
 from workbench.checks.collectives import gathered
-from workbench.checks.verdicts import SEVERITY, Outcome
+from workbench.checks.verdicts import Outcome
 from workbench.errors import UnusableGraph, WorkbenchError
 from workbench.graph.capture import JointGraph
 from workbench.graph.lower import compile_step
 from workbench.graph.partition import partition
-from workbench.lab.bisect.nodes import Found, Trace, trace, wrong_node
-from workbench.pipeline.build import Built, build
+from workbench.lab.bisect.nodes import Found, trace, wrong_node
+from workbench.pipeline.build import build
 from workbench.pipeline.progress import Post, Progress
-from workbench.pipeline.proofs.numerics_proof import (
-    compare_graphs,
-    group_size,
-    real_inputs,
-    revealing,
-    run_graphs,
-    written_inputs,
-)
+from workbench.pipeline.proofs.numerics_proof import compare_graphs, group_size, real_inputs, revealing
 from workbench.pipeline.recipe_ranks import WorldChoice, on_ranks, runnable
 from workbench.pipeline.run_passes import PassRecord
 from workbench.pipeline.train import deterministic
 from workbench.recipe.files import print_result, writable
 from workbench.recipe.recipe import Recipe
-from workbench.recipe.wording import first_line, json_text
+from workbench.recipe.wording import json_text
 from workbench.tools.command_end import FAILED, PASSED, first_rank
 from workbench.world.mesh import current_world
 from workbench.world.ranks import RankPool
@@ -78,7 +71,7 @@ def _lines(found: Found | None, passes: Sequence[str]) -> list[str]:
     ranks = f"on {'rank' if len(found.ranks) == 1 else 'ranks'} {', '.join(map(str, found.ranks))}"
     lines.append(f"first node: {node.name} ({node.operator}) of the {node.graph} graph, {ranks}: {found.difference}")
     lines += [f"  {side:<7}{place}" for side, place in (("before", found.before), ("after", node)) if place]
-    return lines + [f"  changed: {text}" for text in found.changed]
+    return lines
 
 
 def command(recipe: Recipe, args: argparse.Namespace) -> int:
@@ -114,116 +107,96 @@ def bisect(
 def on_rank(recipe: Recipe, post: Post) -> Bisection:
     """One rank's part of `bisect`: every rank of the world calls it, and gets the same result."""
     world = current_world()
-    inputs: list[tuple[list[Any], list[Any]]] = []
-    note = None if world.is_fake else lambda joint: inputs.append(inputs_of(joint))
+    captured: list[Inputs] = []
+    note = None if world.is_fake else lambda joint: captured.append(inputs_of(joint))
     unchecked: dict[str, str] = {}
     try:
         built = build(recipe.model_copy(update={"strict": False}), world, progress=post.stage, captured=note)
     except UnusableGraph as error:
         found: Found | None = Found(error.passed, f"lint FAIL: {error.problem}", ranks=(world.rank,))
     else:
-        with closing(built.step):
-            found, unchecked = _searched(built, recipe, post, inputs)
+        post.stage("look at each pass")
+        with closing(built.step), deterministic(recipe.training.deterministic):
+            inputs = captured[0] if captured else None
+            found, unchecked = first_wrong(built.records, inputs, recipe.expect.no_effect)
     where = f"a fake world of {world.size} ranks" if world.is_fake else f"{world.size} {world.kind} ranks"
     covered = ("lint", "effect", "collectives", *(() if world.is_fake else ("numerics",)))
     return Bisection(recipe.name, where, tuple(recipe.pass_names), found, unchecked, covered)
 
 
-def _searched(
-    built: Built, recipe: Recipe, post: Post, inputs: list[tuple[list[Any], list[Any]]]
+@dataclass(frozen=True)
+class Inputs:
+    """The flat primals and tangents of one step. size: ranks of the largest group."""
+
+    primals: list[Any]
+    tangents: list[Any]
+    size: int
+
+
+def inputs_of(joint: JointGraph) -> Inputs:
+    """Of one step, from a capture that no pass has touched. Every rank must call it."""
+    step = compile_step(partition(joint.fork()))
+    return Inputs(*real_inputs(step, joint.authored.microbatch()), group_size(joint.authored))
+
+
+def first_wrong(
+    records: Sequence[PassRecord], inputs: Inputs | None = None, expected: Collection[str] = ()
 ) -> tuple[Found | None, dict[str, str]]:
-    records, names = built.records, [record.name for record in built.records]
-    told = _over_ranks(first_told(records, recipe.expect.no_effect), names)
-    unchecked = {}
-    for record in records:
-        for verdict in record.verdicts:
-            if verdict.outcome is Outcome.UNKNOWN:
-                unchecked[record.name] = f"{verdict.check}: {verdict.message}"
-    if not inputs:
-        return told, unchecked
-    if told is not None:  # a graph that fails lint may hang when it runs
-        records = records[: names.index(told.record) + (not told.problem.startswith("lint"))]
-    post.stage("numerics")
-    primals, tangents = inputs[0]
-    with deterministic(recipe.training.deterministic), revealing(primals, tangents) as tangents:
-        departed, others = first_departure(records, primals, tangents, group_size(built.authored))
-    if departed is not None and told is not None and departed.record == told.record:
-        departed = replace(departed, problem=f"{departed.problem}; {told.problem}")
-    return departed or told, unchecked | others
+    """The first pass with a verdict that fails on any rank, and its first wrong node; and why others were not checked.
 
-
-def first_told(records: Sequence[PassRecord], expected: Collection[str] = ()) -> Found | None:
-    """The first pass with a verdict that fails, and its message; passes in `expected` may have no effect."""
-    for record in records:
-        verdicts = [v for v in record.verdicts if v.outcome is Outcome.FAIL
-                    or (v.outcome is Outcome.NO_EFFECT and record.name not in expected)]
-        if verdicts:
-            worst = min(verdicts, key=lambda v: SEVERITY.index(v.outcome))
-            what = f"{worst.check} FAIL" if worst.outcome is Outcome.FAIL else worst.outcome
-            return Found(record.name, f"{what}: {worst.message}")
-    return None
-
-
-def _over_ranks(mine: Found | None, passes: Sequence[str]) -> Found | None:
-    """The finding of the earliest pass on any rank, with all ranks that found it; every rank must call it."""
-    by_rank = {rank: found for rank, found in enumerate(gathered(mine)) if found is not None}
-    if not by_rank:
-        return None
-    first = min(by_rank.values(), key=lambda found: passes.index(found.record))
-    return replace(first, ranks=tuple(rank for rank, found in by_rank.items() if found.record == first.record))
-
-
-def inputs_of(joint: JointGraph) -> tuple[list[Any], list[Any]]:
-    """The flat primals and tangents of one step, from a capture that no pass has touched. Every rank must call it."""
-    return real_inputs(compile_step(partition(joint.fork())), joint.authored.microbatch())
-
-
-def first_departure(
-    records: Sequence[PassRecord], inputs: list[Any], tangents: list[Any], size: int
-) -> tuple[Found | None, dict[str, str]]:
-    """The first pass, and node, that breaks its numerics contract; and why other passes were not compared.
-
-    inputs, tangents: of one step, flat. size: ranks of the largest group. Every rank calls it, and gets the same.
+    Without inputs no values are compared. Passes in `expected` may have no effect. Every rank calls it, and gets the
+    same.
     """
     unchecked: dict[str, str] = {}
     for record in records:
+        problems = gathered(_light_problem(record, expected))
+        ranks = tuple(rank for rank, problem in enumerate(problems) if problem)
+        unusable = any(problem.startswith("lint") for problem in problems)  # such a graph may hang when it runs
         if record.parts == ("step",):
             unchecked[record.name] = "it works on the joined graph, which level full compares"
         elif record.at_capture:
             unchecked[record.name] = "done while tracing, so it received no other graph"
-        elif problem := _departs(record, inputs, tangents, size):
-            before = trace(record, record.before, inputs, tangents)
-            after = trace(record, record.after, inputs, tangents)
-            assert before is not None
-            return first_node(record, before, after, problem, size), unchecked
+        elif inputs is not None and not unusable:
+            with revealing(inputs.primals, inputs.tangents) as tangents, torch.no_grad():
+                found = _first_departure(record, replace(inputs, tangents=tangents))
+            if found is not None and ranks:
+                found = replace(found, problem=f"{found.problem}; {problems[ranks[0]]}")
+            if found is not None:
+                return found, unchecked
+        if ranks:
+            return Found(record.name, problems[ranks[0]], ranks=ranks), unchecked
+        for verdict in record.verdicts:
+            if verdict.outcome is Outcome.UNKNOWN:
+                unchecked.setdefault(record.name, f"{verdict.check}: {verdict.message}")
     return None, unchecked
 
 
-def _departs(record: PassRecord, inputs: list[Any], tangents: list[Any], size: int) -> str:
-    """Why the pass broke its contract, the same on every rank; "" where it kept it."""
-    with torch.no_grad():
-        written = written_inputs(record, inputs, tangents)
-        before, after, error = run_graphs(record, record.before, inputs, tangents, written), [], ""
-        try:
-            after = run_graphs(record, record.after, inputs, tangents, written)
-        except Exception as raised:
-            error = f"its graph raises {type(raised).__name__}: {first_line(raised)}"
-        for rank, text in enumerate(gathered(error)):
-            if text:
-                return f"rank {rank}: {text}"
-        verdict = numerics.verdict(compare_graphs(record, before, after, written, size))
-    return verdict.message if verdict.outcome is Outcome.FAIL else ""
+def _light_problem(record: PassRecord, expected: Collection[str]) -> str:
+    """The gravest verdict that fails without values; "" where none does."""
+    failures = [verdict for verdict in record.verdicts if verdict.outcome is Outcome.FAIL]
+    if failures:
+        return f"{failures[0].check} FAIL: {failures[0].message}"
+    idle = [] if record.name in expected else [v for v in record.verdicts if v.outcome is Outcome.NO_EFFECT]
+    return f"NO_EFFECT: {idle[0].message}" if idle else ""
 
 
-def first_node(record: PassRecord, before: Trace, after: Trace | None, problem: str, group_size: int) -> Found:
-    """The first node, over all ranks, at which `after` breaks the pass's contract; the pass alone where it has none."""
-    whole = Found(record.name, problem, ranks=tuple(range(len(gathered(None)))))
-    if after is None:
+def _first_departure(record: PassRecord, inputs: Inputs) -> Found | None:
+    """The pass, and its first node over all ranks, if it breaks its numerics contract; the pass alone where it has no
+    nodes.
+    """
+    comparisons = compare_graphs(record, inputs.primals, inputs.tangents, inputs.size)
+    verdict = numerics.verdict(comparisons)
+    if verdict.outcome is not Outcome.FAIL:
+        return None
+    whole = Found(record.name, verdict.message, ranks=tuple(range(len(comparisons))))
+    before = trace(record, record.before, inputs.primals, inputs.tangents)
+    after = trace(record, record.after, inputs.primals, inputs.tangents)
+    if before is None or after is None:
         return whole
     coarse = torch.empty(0, dtype=numerics.coarsest(before.outputs))
 
     def bound(a: torch.Tensor, b: torch.Tensor) -> float | None:
-        return numerics.bound_of(record.item.contract, numerics.coarsest([a, b, coarse]), group_size)
+        return numerics.bound_of(record.item.contract, numerics.coarsest([a, b, coarse]), inputs.size)
 
     mine = wrong_node(whole, before, after, bound)
     if any(gathered(after.raised is not None)) and after.raised is None:  # another rank ended the run
@@ -231,5 +204,6 @@ def first_node(record: PassRecord, before: Trace, after: Trace | None, problem: 
     by_rank = {rank: found for rank, found in enumerate(gathered(mine)) if found is not None}
     if not by_rank:
         return replace(whole, difference="the same graphs, run node by node, gave no difference")
-    first = min(by_rank.values(), key=lambda found: found[0])[1]
+    # a rank's error reaches other ranks through a collective alone, which comes later
+    _, first = min(by_rank.values(), key=lambda found: found[0])
     return replace(first, ranks=tuple(rank for rank, (_, found) in by_rank.items() if found.after == first.after))

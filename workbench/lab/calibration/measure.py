@@ -9,6 +9,7 @@ import argparse
 import itertools
 import shlex
 import statistics
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import product
@@ -18,7 +19,6 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils.benchmark import Timer
 
 from workbench.errors import WorkbenchError
 from workbench.pipeline.machine import machine, versions
@@ -47,11 +47,27 @@ KINDS: dict[str, Callable[..., Any]] = {
 }
 
 
+def _seconds(call: Callable[[], Any], device: torch.device, repeats: int = 1) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    started = time.perf_counter()
+    for _ in range(repeats):
+        call()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - started
+
+
 def window_ms(call: Callable[[], Any], device: torch.device, repeats: int = 0) -> float:
-    """The mean milliseconds of a call, over a window of time or of `repeats` calls, after warm-up."""
-    timer = Timer("call()", globals={"call": call}, num_threads=torch.get_num_threads())
-    measured = timer.timeit(repeats) if repeats else timer.blocked_autorange(min_run_time=WINDOW[device.type])
-    return measured.mean * 1e3
+    """The mean milliseconds of a call, over `repeats` calls, or over as many as fill a window of time, after warm-up.
+
+    A call that is longer than the window runs three times in all, so that a machine is measured in minutes.
+    """
+    call()
+    if not repeats:
+        once = _seconds(call, device)
+        repeats = max(1, round(WINDOW[device.type] / max(once, 1e-6)))
+    return _seconds(call, device, repeats) / repeats * 1e3
 
 
 def kernel_ms(call: Callable[[], Any], device: torch.device, repeats: int = 0, replayed: int = REPLAYED) -> float:
@@ -63,6 +79,8 @@ def kernel_ms(call: Callable[[], Any], device: torch.device, repeats: int = 0, r
     if device.type == "cpu":
         return window_ms(call, device, repeats)
     call()
+    if not repeats:
+        replayed = max(1, min(replayed, round(WINDOW["cuda"] / _seconds(call, device))))
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # NCCL's watchdog asks for events meanwhile
         for _ in range(replayed):

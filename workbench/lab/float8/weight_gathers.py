@@ -17,7 +17,7 @@ from torch.fx import GraphModule, Node
 from workbench.graph.make_nodes import NodeMaker, fake_mode_of
 from workbench.graph.read.collectives import Collective, list_collectives
 from workbench.graph.read.memory import Flow
-from workbench.graph.read.nodes import kind_of
+from workbench.graph.read.nodes import kind_of, reachable
 from workbench.lab.float8.linear import Product, turns, untransposed
 from workbench.lab.float8.scaled_products import SCALED, Cast, erase_unread, inverse_scale, largest, scaled
 from workbench.torch_api.ops import collective_kind, group_name_of
@@ -44,7 +44,7 @@ def weight_gathers(gm: GraphModule, products: Iterable[Product]) -> list[WeightG
     result = []
     for whole in weights:
         nodes = _moved_by(whole)
-        gathers = [n for n in nodes if collective_kind(n.target) == "all_gather"]
+        gathers = [n for n in nodes if _gathers(n)]
         readers = {user for node in nodes - {whole} for user in node.users}
         if len(gathers) == 1 and readers <= nodes and flow.parameters(gathers[0]) and _read_by(whole) <= chosen:
             result.append(WeightGather(gathers[0], whole, tuple(sorted(nodes))))
@@ -53,31 +53,19 @@ def weight_gathers(gm: GraphModule, products: Iterable[Product]) -> list[WeightG
 
 def _moved_by(whole: Node) -> set[Node]:
     """`whole`, its all-gather and what moves data between them; nothing where other operators lie between."""
-    nodes, todo = set[Node](), [whole]
-    while todo:
-        node = todo.pop()
-        if node in nodes:
-            continue
-        nodes.add(node)
-        if node.op != "call_function" or (gathers := collective_kind(node.target)) not in (None, "all_gather"):
-            return set()
-        if not gathers:
-            if kind_of(node) not in ("view", "copy", "wait", "bookkeeping"):
-                return set()
-            todo += node.all_input_nodes
-    return nodes
+    nodes = reachable([whole], lambda node: [] if _gathers(node) else node.all_input_nodes)
+    moves = all(_gathers(node) or kind_of(node) in ("view", "copy", "wait", "bookkeeping") for node in nodes)
+    return nodes if moves and all(node.op == "call_function" for node in nodes) else set()
+
+
+def _gathers(node: Node) -> bool:
+    return node.op == "call_function" and collective_kind(node.target) == "all_gather"
 
 
 def _read_by(whole: Node) -> set[Node]:
     """The nodes that read a matrix, also through transposes."""
-    readers, todo = set[Node](), [whole]
-    while todo:
-        for user in todo.pop().users:
-            if turns(user):
-                todo.append(user)
-            else:
-                readers.add(user)
-    return readers
+    matrices = reachable([whole], lambda node: filter(turns, node.users))
+    return {user for matrix in matrices for user in matrix.users} - matrices
 
 
 def _by_group(gathers: Iterable[WeightGather]) -> dict[str, list[WeightGather]]:
@@ -143,12 +131,7 @@ def _gather_bytes(gm: GraphModule, weight: WeightGather, cast: Cast, agreed: Nod
 
 def _hoisted(gm: GraphModule, nodes: list[Node]) -> Node:
     """Move these nodes and what they are computed from to the beginning; the first node behind them."""
-    needed, todo = set[Node](), list(nodes)
-    while todo:
-        node = todo.pop()
-        if node.op == "call_function" and node not in needed:
-            needed.add(node)
-            todo += node.all_input_nodes
+    needed = reachable(nodes, lambda node: node.all_input_nodes)
     calls = [node for node in gm.graph.nodes if node.op == "call_function"]
     anchor = next(node for node in calls if node not in needed)
     for node in calls:

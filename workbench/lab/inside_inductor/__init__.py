@@ -1,6 +1,5 @@
 """What Inductor does below the graph: `inductor_passes` and `workbench explain`; `look_inside`.
 
-    buffers      the memory of the code that Inductor wrote
     explanation  Inductor's own passes on a recipe's graphs, and what each changed
     function     kernels, buffers and partitions of a function, before anything is compiled
 """

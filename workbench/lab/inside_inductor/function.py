@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import linecache
-import re
-import traceback
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -21,15 +18,11 @@ from workbench.errors import WorkbenchError
 from workbench.graph.facts import GraphFacts, set_facts
 from workbench.graph.read.kernels import Kernel, Kernels, find_kernels
 from workbench.graph.read.nodes import provenance
-from workbench.lab.inside_inductor.buffers import Buffers, read_buffers
 from workbench.torch_api import aot
 from workbench.torch_api.inductor import inside
 from workbench.torch_api.inductor.inside import Part
 from workbench.torch_api.inductor.lowering import decomposition_table
 from workbench.torch_api.inductor.regions import check_options
-
-_ASSERT = re.compile(r"assert not (\w+)\.is(nan|inf)\(\)")
-_KINDS = {"nan": "NaN", "inf": "an infinity"}
 
 
 def _as_module(function: Callable[..., Any]) -> nn.Module:
@@ -64,14 +57,6 @@ class Inside:
     wrapper: GraphModule | None = field(repr=False)
     _compiled: Any = field(repr=False)
     _tensors: tuple[Any, ...] = field(repr=False)
-    _names: Mapping[str, str] = field(repr=False)
-
-    @property
-    def buffers(self) -> Buffers:
-        """The memory that the code allocates. WorkbenchError with a `backend`, for which no code was written."""
-        if self.wrapper is not None:
-            raise WorkbenchError("a backend got the wrapper as an FX graph: read `wrapper`; allocations are nodes")
-        return read_buffers(self.code, self.sizes)
 
     def lines(self, kernel: Kernel) -> tuple[str, ...]:
         """The user's source lines that a kernel computes, each once, in the order of its nodes."""
@@ -79,40 +64,14 @@ class Inside:
         return tuple(dict.fromkeys(text for name in kernel.nodes if (text := provenance(nodes[name]).text)))
 
     def __call__(self, *inputs: Any) -> Any:
-        """Run the function. WorkbenchError where an assert of `nan_asserts` fails, naming the buffer and the kernel."""
+        """Run the function."""
         remaining = iter(inputs)
         flat = [next(remaining) if tensor is None else tensor for tensor in self._tensors]
-        try:
-            with torch.no_grad():  # kernels write into their arguments
-                out = self._compiled(flat)
-        except AssertionError as error:
-            raise _explained(error, self._names) from None
+        with torch.no_grad():  # kernels write into their arguments
+            out = self._compiled(flat)
         if isinstance(out, torch.Tensor):  # an FX graph with one output returns it without a list
             return out
         return out[0] if len(out) == 1 else tuple(out)
-
-
-def _explained(error: AssertionError, names: Mapping[str, str]) -> Exception:
-    """An error that names the tensor of a failed assert in generated code, and the kernel before it.
-
-    names: the inputs' names in the graph, by their names in the code.
-    """
-    frame, line = list(traceback.walk_tb(error.__traceback__))[-1]
-    file, variables = frame.f_code.co_filename, frame.f_locals
-    failed = _ASSERT.search(linecache.getline(file, line))
-    if failed is None:
-        return error
-    name, kind = failed.group(1), _KINDS[failed.group(2)]
-    if name == "var":
-        position = next(i for i, value in enumerate(variables["return_vars"]) if value is variables["var"])
-        where = f"output {position} of the graph"
-    elif name.startswith("buf"):
-        before = [linecache.getline(file, i).strip() for i in range(1, line)]
-        launches = [text.partition(".run(")[0] for text in before if ".run(" in text] or ["a kernel"]
-        where = f"{name}, which {launches[-1]} reads or writes,"
-    else:
-        where = f"input {names.get(name, name)} of the graph"
-    return WorkbenchError(f"{where} holds {kind}: the option nan_asserts put `{failed.group(0)}` into the code")
 
 
 def look_inside(
@@ -156,20 +115,13 @@ def look_inside(
     example = [n.meta["val"] for n in graph.graph.find_nodes(op="placeholder")]
     before = aot.clone(graph)
     set_facts(before, GraphFacts("forward"))
-    names = inside.name_inputs(graph)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            compiled, lowered = inside.lower(graph, example, dict(config or {}), receive if backend else None)
-    except Exception as error:
-        if "FX conversion only supports Triton kernels" not in str(error):
-            raise
-        raise WorkbenchError("look_inside: a backend gets an FX graph of Triton's and libraries' kernels alone, and on "
-                             "this device Inductor wrote one in another language: compute that part by `eager`, or "
-                             "use a GPU") from None
+    inside.name_inputs(graph)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        compiled, lowered = inside.lower(graph, example, dict(config or {}), receive if backend else None)
     kernels = find_kernels(compiled, before)
     assert kernels is not None
     tensors = {**exported.state_dict, **exported.constants}  # an argument of the call has no target
     of_module = tuple(tensors.get(spec.target) for spec in exported.graph_signature.input_specs)
     return Inside(before, lowered.code, lowered.estimate, lowered.parts, lowered.sizes, kernels,
-                  wrappers[-1] if wrappers else None, compiled, of_module, names)
+                  wrappers[-1] if wrappers else None, compiled, of_module)

@@ -28,10 +28,10 @@ two layers' products and sigmoids run again, from the first layer's sigmoid:
 
 import argparse
 from pathlib import Path
-from typing import Literal
 
 from pydantic import Field, model_validator
 
+from workbench.recipe.arguments import Gone
 from workbench.recipe.contracts import Numerics, Options, PassContract, Stage, declare
 from workbench.recipe.plugins import Command, declare_command
 
@@ -40,14 +40,11 @@ class BudgetOptions(Options):
     """gib: the most that may be saved between forward and backward, in GiB; each storage counts once, the step's inputs
     not at all. fraction: the same as a share of what is saved without this pass; give one of the two.
 
-    solver, estimator: torch's `activation_memory_budget_solver`, and `activation_memory_budget_runtime_estimator`, of
-    which "profile" runs operators on a GPU. device: of the milliseconds that the plan states.
+    device: of the milliseconds that the plan states.
     """
 
     gib: float | None = Field(None, ge=0)
     fraction: float | None = Field(None, ge=0, le=1)
-    solver: Literal["dp", "greedy", "ilp"] = "dp"
-    estimator: Literal["flops", "profile"] = "flops"
     device: str = "h100"
 
     @model_validator(mode="after")
@@ -75,8 +72,7 @@ declare(PassContract(
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--against", metavar="RECIPE",
-                        help="show only what this recipe's plan treats differently")
+    parser.add_argument("--against", action=Gone, help=argparse.SUPPRESS, const="compare the texts of two plans")
     parser.add_argument("--front", action="store_true",
                         help="also what torch saves under budgets from 1 to 0.1")
     parser.add_argument("--json", type=Path, metavar="FILE",

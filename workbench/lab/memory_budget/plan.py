@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch.fx import GraphModule, Node
@@ -25,10 +25,12 @@ from workbench.torch_api.garbage import uncollected
 from workbench.torch_api.ops import draws, own_bytes, short_name
 
 Act = Literal["save", "recompute", "not needed"]
+BUDGET = "activation_memory_budget"
+"""Of torch._functorch.config, as are the solver and the estimator of times."""
 SHARES = (*(i / 20 for i in range(20, 0, -1)), 1e-6)
 """The budgets of torch that are tried. At 0 it would repeat collectives, too."""
 _FREE = "view", "bookkeeping", "wait"
-_NUMBER = re.compile(r"(?<=layers\.)\d+")
+_LAYER = re.compile(r"(?<=layers\.)\d+")
 
 
 @dataclass(frozen=True)
@@ -92,11 +94,11 @@ class MemoryPlan:
 
     def __str__(self) -> str:
         """The plan as a table; alike layers that are treated alike share a row."""
-        head = ("tensor", "module", "operator", "bytes", "choice", "without", "ms")
-        rows = [(row.name, row.module, row.operator, f"{row.bytes:,}", row.act, row.before,
-                 f"{row.ms:.4g}") for row in alike(self.choices)]
+        head = ("first tensor", "number", "module", "operator", "bytes", "choice", "without", "ms")
+        rows = [(row.name, str(number), row.module, row.operator, f"{row.bytes:,}", row.act, row.before,
+                 f"{row.ms:.4g}") for row, number in alike(self.choices)]
         both = front_table({"without a budget": self.before, "the plan": self.cut})
-        return "\n".join([self.summary, *both, "", *aligned([head, *rows], (3, 6))])
+        return "\n".join([self.summary, *both, "", *aligned([head, *rows], (1, 4, 7))])
 
 
 def front_table(cuts: Mapping[str, Cut]) -> list[str]:
@@ -106,35 +108,16 @@ def front_table(cuts: Mapping[str, Cut]) -> list[str]:
     return aligned([("", "saved bytes", "predicted peak", "compute ms"), *rows], (1, 2, 3))
 
 
-def alike(choices: Iterable[Choice]) -> list[Choice]:
-    """Tensors of several layers that agree in all but the layer, as one row with their bytes and ms together.
-
-    Its module names the layers, such as `layers.0-15.attention`, and its name is the first one's.
+def alike(choices: Iterable[Choice]) -> list[tuple[Choice, int]]:
+    """Tensors of several layers that agree in all but the layer, such as `layers.*.attention`, as one row with their
+    bytes and ms together, and their number.
     """
     groups: dict[tuple[object, ...], list[Choice]] = {}
-    seen: dict[tuple[str, str], int] = {}
     for row in choices:
-        operator = row.module, row.operator
-        place = seen[operator] = seen.get(operator, -1) + 1  # the n-th of this operator here
-        key = _NUMBER.sub("*", row.module), row.operator, place, row.bytes, row.act, row.before
-        groups.setdefault(key, []).append(row)
-    return [replace(rows[0], module=_layers(rows), bytes=sum(row.bytes for row in rows),
-                    ms=sum(row.ms for row in rows)) for rows in groups.values()]
-
-
-def _layers(rows: list[Choice]) -> str:
-    numbers = sorted({int(match.group()) for row in rows if (match := _NUMBER.search(row.module))})
-    if len(numbers) < 2:
-        return rows[0].module
-    together = numbers[-1] - numbers[0] == len(numbers) - 1
-    text = f"{numbers[0]}-{numbers[-1]}" if together else ",".join(map(str, numbers))
-    return _NUMBER.sub(text, rows[0].module, count=1)
-
-
-def settings(options: BudgetOptions, share: float) -> dict[str, Any]:
-    """Of torch._functorch.config, for a budget of this share."""
-    return {"activation_memory_budget": share, "activation_memory_budget_solver": options.solver,
-            "activation_memory_budget_runtime_estimator": options.estimator}
+        row = replace(row, module=_LAYER.sub("*", row.module))
+        groups.setdefault((row.module, row.operator, row.act, row.before), []).append(row)
+    return [(replace(rows[0], bytes=sum(row.bytes for row in rows), ms=sum(row.ms for row in rows)), len(rows))
+            for rows in groups.values()]
 
 
 def make_plan(gm: GraphModule, options: BudgetOptions) -> MemoryPlan:
@@ -185,7 +168,7 @@ def torch_cut(gm: GraphModule, options: BudgetOptions, share: float) -> Cut:
         aot.gradient_of(desc) is not None for desc in graph.graph.output_node().meta["desc"]
     ]
     results = gradients.index(True) if True in gradients else len(gradients)
-    forward, backward = partitioning.cut(graph, results, settings(options, share))
+    forward, backward = partitioning.cut(graph, results, {BUDGET: share})
     set_facts(forward, facts_of(gm).of("forward"))
     set_facts(backward, facts_of(gm).of("backward"))
     return read_cut((forward, backward), options, share)

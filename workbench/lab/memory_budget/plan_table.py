@@ -15,8 +15,8 @@ from workbench.pipeline.progress import Progress, telling
 from workbench.pipeline.run_passes import run_joint
 from workbench.pipeline.stages import capture_joint
 from workbench.recipe.files import print_result, writable
-from workbench.recipe.recipe import Recipe, load_recipe
-from workbench.recipe.wording import aligned, json_text
+from workbench.recipe.recipe import Recipe
+from workbench.recipe.wording import json_text
 from workbench.torch_api.garbage import uncollected
 from workbench.world.fake import fake_world
 from workbench.world.mesh import World
@@ -72,28 +72,9 @@ def memory_plan(recipe: Recipe, world: World | None = None, *, front: bool = Fal
     return Planned(recipe.name, plan, tuple(cuts))
 
 
-def compared(first: Planned, second: Planned) -> str:
-    """The tensors that two plans treat differently, as a table."""
-    here, there = (
-        {choice.name: choice for choice in planned.plan.choices} for planned in (first, second)
-    )
-    rows = []
-    for name, choice in (there | here).items():
-        acts = [side[name].act if name in side else "not needed" for side in (here, there)]
-        if acts[0] != acts[1]:
-            rows.append((name, choice.module, f"{choice.bytes:,}", *acts))
-    head = [f"{planned.recipe}: {planned.plan.summary}" for planned in (first, second)]
-    if not rows:
-        return "\n".join([*head, "the same choice for each tensor"])
-    columns = ("tensor", "module", "bytes", "first", "second")
-    return "\n".join([*head, *aligned([columns, *rows], (2,))])
-
-
 def plan(recipe: Recipe, args: argparse.Namespace) -> int:
     """`workbench plan RECIPE`."""
-    other = load_recipe(args.against) if args.against else None
     writable(args.json)
     planned = memory_plan(recipe, front=args.front)
-    print_result(lambda: planned if other is None else compared(planned, memory_plan(other)),
-                 args.json, planned.to_json)
+    print_result(lambda: planned, args.json, planned.to_json)
     return 0

@@ -8,7 +8,7 @@ from torch.fx import GraphModule
 
 from workbench.graph.facts import facts_of
 from workbench.lab.memory_budget import BudgetOptions
-from workbench.lab.memory_budget.plan import MemoryPlan, make_plan, read_cut, settings
+from workbench.lab.memory_budget.plan import BUDGET, MemoryPlan, make_plan, read_cut
 from workbench.passes.effect import Effect
 from workbench.passes.registry import Graphs, register_pass
 
@@ -50,5 +50,5 @@ def memory_budget(
     """Raises WorkbenchError for a budget below what torch's smallest cut saves."""
     facts = facts_of(gm)
     facts.plan = make_plan(gm, options)
-    facts.partition_options |= settings(options, facts.plan.cut.share)
+    facts.partition_options[BUDGET] = facts.plan.cut.share
     return gm

@@ -35,13 +35,12 @@ class OffloadOptions(EstimateOptions):
     """choose: "hidden" for the tensors whose copies end before the forward does, as estimated, or "all".
 
     modules: paths of modules, `*` for one component; a saved tensor of another module stays. min_bytes: a smaller one
-    stays, too. fused: as where a compiler follows, which fuses pointwise operators.
+    stays, too. Times are those of fused pointwise operators, as where a compiler follows.
     """
 
     choose: Literal["hidden", "all"] = "hidden"
     modules: tuple[str, ...] = ()
     min_bytes: NonNegativeInt = 1 << 20
-    fused: bool = True
 
 
 declare(PassContract(

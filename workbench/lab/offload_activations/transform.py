@@ -79,7 +79,7 @@ def _wanted(
 
 def order_costs(options: OffloadOptions, gm: GraphModule) -> Costs:
     """The costs by which the copies are placed."""
-    return costs_of(gm, options.device, fused=options.fused)
+    return costs_of(gm, options.device, fused=True)
 
 
 @register_pass("offload_activations", effect=on_the_host, order_costs=order_costs)

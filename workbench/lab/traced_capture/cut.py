@@ -19,7 +19,7 @@ from workbench.errors import WorkbenchError
 from workbench.graph.capture import JointGraph, title
 from workbench.graph.lower import PairFunction
 from workbench.graph.partition import ForwardBackward
-from workbench.graph.read.nodes import is_backward, output_values
+from workbench.graph.read.nodes import is_backward, output_values, reachable
 from workbench.torch_api import aot, partitioning
 from workbench.torch_api.garbage import uncollected
 from workbench.torch_api.ops import draws, is_wait
@@ -56,15 +56,19 @@ def _parts(node: Node) -> bool:
 def place(graph: GraphModule) -> None:
     """Repeat each node of `recomputed` before the first backward node that reads it, from repeats where there are."""
     again, copies = recomputed(graph), dict[Node, Node]()
+
+    def not_copied(node: Node) -> list[Node]:
+        return [n for n in node.all_input_nodes if n in again and n not in copies]
+
     backward = [node for node in graph.graph.nodes if is_backward(node) and node.op == "call_function"]
     for reader in [*backward, graph.graph.output_node()]:
         inputs = reader.all_input_nodes if reader.op != "output" else [node for _, node in gradients_of(graph)]
-        for node in (n for n in inputs if n in again and not is_backward(n)):
+        for node in (n for n in inputs if n in again):
             with graph.graph.inserting_before(reader):
-                for first in _chain(node, again, copies):
-                    made = copies[first] = graph.graph.node_copy(first, lambda n: copies.get(n, n))
-                    made.meta["custom"] = dict(first.meta.get("custom") or {})
-                    made.meta |= {"partitioner_tag": "is_backward", AGAIN: first.name}
+                for first in sorted(reachable({node} - copies.keys(), not_copied)):
+                    repeat = copies[first] = graph.graph.node_copy(first, lambda n: copies.get(n, n))
+                    repeat.meta["custom"] = dict(first.meta.get("custom") or {})
+                    repeat.meta |= {"partitioner_tag": "is_backward", AGAIN: first.name}
             reader.replace_input_with(node, copies[node])
     graph.recompile()
 
@@ -78,17 +82,6 @@ def gradients_of(graph: GraphModule) -> list[tuple[str, Node]]:
     """(parameter, node) of each output that is a gradient."""
     return [(name, node) for node, desc in outputs_of(graph)
             if isinstance(node, Node) and (name := aot.gradient_of(desc)) is not None]
-
-
-def _chain(node: Node, again: set[Node], copies: dict[Node, Node]) -> list[Node]:
-    """The nodes without a copy that `node` is computed from, in node order, and itself."""
-    found, todo = set[Node](), [node]
-    while todo:
-        each = todo.pop()
-        if each in again and each not in found and each not in copies:
-            found.add(each)
-            todo += each.all_input_nodes
-    return sorted(found)
 
 
 @uncollected()
@@ -129,18 +122,19 @@ def _require_directions(graph: GraphModule) -> None:
 
 def _sides(graph: GraphModule) -> tuple[GraphModule, GraphModule]:
     """Forward and backward of a graph whose recomputation is placed."""
-    nodes, inputs = list(graph.graph.nodes), graph.graph.find_nodes(op="placeholder")
-    behind = [n for n in nodes if is_backward(n) and n.op == "call_function"]
-    read = {n for reader in behind for n in reader.all_input_nodes} | {node for _, node in gradients_of(graph)}
-    saved = [n for n in nodes if n in read and n.op != "get_attr" and not is_backward(n)]
+    inputs, constants = (graph.graph.find_nodes(op=op) for op in ("placeholder", "get_attr"))
+    calls = [n for n in graph.graph.nodes if n.op == "call_function"]
+    early, late = ([n for n in calls if is_backward(n) is backward] for backward in (False, True))
+    tangents = [n for n in inputs if aot.is_tangent(n)]
+    primals = [n for n in inputs if n not in tangents]
+    outputs = outputs_of(graph)
+    gradients = [row for row in outputs if aot.gradient_of(row[1]) is not None]
+    results = [row for row in outputs if row not in gradients]
+    read = {value for value, _ in gradients}.union(*(n.all_input_nodes for n in late))
+    saved = [n for n in (*primals, *early) if n in read]
     saved.sort(key=lambda n: not isinstance(n.meta.get("val"), torch.Tensor))  # sizes last, as torch hands them over
-    results = [(value, desc) for value, desc in outputs_of(graph) if aot.gradient_of(desc) is None]
-    gradients = [(value, desc) for value, desc in outputs_of(graph) if aot.gradient_of(desc) is not None]
-    given = [n for n in inputs if not aot.is_tangent(n)]
-    constants = [n for n in nodes if n.op == "get_attr"]
-    before = [n for n in nodes if not is_backward(n) and n.op == "call_function"]
-    return (_side(graph, given, [*constants, *before], [*results, *((n, None) for n in saved)]),
-            _side(graph, [*saved, *filter(aot.is_tangent, inputs)], [*constants, *behind], gradients))
+    return (_side(graph, primals, [*constants, *early], [*results, *((n, None) for n in saved)]),
+            _side(graph, [*saved, *tangents], [*constants, *late], gradients))
 
 
 def _side(graph: GraphModule, inputs: Sequence[Node], nodes: Sequence[Node],

@@ -142,13 +142,11 @@ def newest(folder: Path) -> Path | None:
 
 def check_saving(recipe: Recipe, folder: Path | str | None, save_every: int | None) -> None:
     """Raise WorkbenchError, before any rank starts, where a run cannot save to `folder` or resume from it."""
-    if save_every is not None and (isinstance(save_every, bool) or not isinstance(save_every, int) or save_every < 1):
-        raise WorkbenchError(f"save_every {save_every!r}: give a whole number of steps, 1 or more")
+    if save_every is not None and save_every < 1:
+        raise WorkbenchError(f"save_every {save_every!r}: give a number of steps, 1 or more")
     if folder is None:
         raise WorkbenchError(f"save_every {save_every} without a folder: say where the checkpoints go")
     folder = Path(folder)
-    if folder.exists() and not folder.is_dir():
-        raise WorkbenchError(f"checkpoints {folder}: is a file: give a folder")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -164,10 +162,8 @@ def checked(place: Path, recipe: Recipe) -> dict[str, Any]:
     """What a checkpoint says of itself, once its files have their sizes and it is of this recipe's model and rate."""
     try:
         about: dict[str, Any] = json.loads((place / ABOUT).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise damaged(place, f"it is half written: {ABOUT} is missing") from None
-    except ValueError:
-        raise damaged(place, f"{ABOUT} is no JSON") from None
+    except (OSError, ValueError):
+        raise damaged(place, f"{ABOUT} cannot be read") from None
     if about.get("format") != FORMAT:
         raise WorkbenchError(f"checkpoint {place}: it has format {about.get('format')}, and this workbench reads "
                              f"{FORMAT}: read it with the workbench that wrote it")

@@ -13,7 +13,7 @@ from workbench.checks.order import kept_after
 from workbench.checks.verdicts import Outcome, Verdict
 from workbench.graph.read.collectives import list_collectives
 from workbench.graph.read.memory import inputs_written
-from workbench.graph.read.nodes import lists_of_update, output_values, updates_of
+from workbench.graph.read.nodes import lists_of_update, output_values, reachable, updates_of
 from workbench.torch_api.aot import is_state, parameter_of
 
 Joined = Any  # a StepGraph, whose module imports this one
@@ -45,13 +45,8 @@ def _gradients(joined: Joined) -> dict[Node, str]:
 
 def _of_norm(joined: Joined) -> list[str]:
     """Whether the norm reads each gradient."""
-    gradients, reached = _gradients(joined), set[Node]()
-    todo = [output_values(joined.graph)[1]]
-    while todo:
-        node = todo.pop()
-        if node not in reached:
-            reached.add(node)
-            todo += [] if node in gradients else _read_by(node)
+    gradients, norm = _gradients(joined), output_values(joined.graph)[1]
+    reached = reachable([norm], lambda node: [] if node in gradients else _read_by(node))
     return [f"the norm leaves out the gradient of {name!r}" for node, name in gradients.items() if node not in reached]
 
 

@@ -31,6 +31,7 @@ from workbench.pipeline.proofs.two_steps import (
 from workbench.pipeline.run_passes import PassRecord
 from workbench.pipeline.train import Batches, deterministic
 from workbench.recipe.contracts import Numerics, PassContract, Stage
+from workbench.recipe.wording import first_line
 from workbench.torch_api import aot
 from workbench.torch_api import tree as pytree
 from workbench.torch_api.determinism import seeded
@@ -226,27 +227,20 @@ def result_names(
     return names + [f"new value of {name}" for name in written]
 
 
-def compare_graphs(
-    record: PassRecord,
-    before: list[Any],
-    after: list[Any],
-    written: Mapping[str, torch.Tensor],
-    size: int,
-) -> list[Comparison]:
-    """What each rank finds in the results of `run_graphs` before and after a pass; every rank must call it."""
-    return gathered(numerics.compare(before, after, record.item.contract, group_size=size,
-                                     names=result_names(record, before, written)))
+def compare_graphs(record: PassRecord, primals: list[Any], tangents: list[Any], size: int) -> list[Comparison]:
+    """What each rank finds in the results of a record's graphs on these inputs; every rank must call it.
 
-
-def _compared(
-    record: PassRecord, primals: list[Any], tangents: list[Any], size: int
-) -> list[Comparison]:
-    # a separate function, so that a replay does not meet results of the previous one that are still referenced
+    A function of its own, so that a replay does not meet results of the previous one that are still referenced.
+    """
     written = written_inputs(record, primals, tangents)
-    before, after = (
-        run_graphs(record, g, primals, tangents, written) for g in (record.before, record.after)
-    )
-    return compare_graphs(record, before, after, written, size)
+    before, contract = run_graphs(record, record.before, primals, tangents, written), record.item.contract
+    try:
+        after = run_graphs(record, record.after, primals, tangents, written)
+    except Exception as error:
+        raised = f"its graph raises {type(error).__name__}: {first_line(error)}"
+        return gathered(Comparison(str(contract.numerics), None, raised=raised))
+    names = result_names(record, before, written)
+    return gathered(numerics.compare(before, after, contract, group_size=size, names=names))
 
 
 def group_size(authored: Authored) -> int:
@@ -288,7 +282,7 @@ def prove_numerics(
             given[PARTS] = given[PARTS][0], tangents
             for record in records:
                 if not record.at_capture:
-                    record.compared = _compared(record, *of_record(given, record), size)
+                    record.compared = compare_graphs(record, *of_record(given, record), size)
             if step.optimizer is not None:
                 eager, compiled = optimizer_steps(step, batch)
         if step.optimizer is None:

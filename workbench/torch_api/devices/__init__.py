@@ -5,7 +5,6 @@
     host_copies  copies to pinned host memory and back, as operators
     profile      a measured machine: its file, and times interpolated from it
     specs        data sheets, and times by them
-    timing       time one operator on this machine
 
 Profiles of measured machines lie in the folder `machines`.
 """

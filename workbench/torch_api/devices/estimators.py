@@ -70,38 +70,19 @@ def _roofline_ms(node: torch.fx.Node) -> float:
     return max(compute, estimation.get_transfer_time(inputs, tensors)) / 1e6
 
 
-Known = Callable[[torch.fx.Node], float | None]
-"""The known milliseconds of a node, or None: then an estimate replaces them."""
-
-
-def _first_known(known: Known, estimate: Callable[..., float]) -> Callable[..., float]:
-    def ms(node: torch.fx.Node, *_: Any) -> float:
-        found = known(node)
-        return estimate(node) if found is None else found
-
-    return ms
-
-
-def _without_benchmarks(stack: ExitStack, overlap: Any, known: Known) -> None:
+def _without_benchmarks(stack: ExitStack, overlap: Any) -> None:
     """Give torch 2.11 estimates: it measures each matmul on a GPU and exchanges the times between ranks.
 
     Estimates depend on shapes only, so the ranks agree without an exchange, which later releases skip too.
     """
-    later = "estimate_roofline_runtime_ms"
-    if hasattr(overlap, later):
-        stack.enter_context(
-            patch.object(overlap, later, _first_known(known, getattr(overlap, later)))
-        )
     if not hasattr(overlap, "estimate_runtime_analytical"):
         return
-    ms = _first_known(known, _roofline_ms)
     scheduler = overlap.OverlapScheduler
     align = "_align_compute_nodes_runtime_estimations_across_all_distributed_ranks"
-    stack.enter_context(patch.object(overlap, "estimate_runtime_analytical", ms))
-    stack.enter_context(patch.object(overlap, "benchmark_node", ms))
-    stack.enter_context(
-        patch.object(overlap, "benchmark_node_with_cache_key", lambda node, *_: (ms(node), None))
-    )
+    stack.enter_context(patch.object(overlap, "estimate_runtime_analytical", _roofline_ms))
+    stack.enter_context(patch.object(overlap, "benchmark_node", _roofline_ms))
+    stack.enter_context(patch.object(
+        overlap, "benchmark_node_with_cache_key", lambda node, *_: (_roofline_ms(node), None)))
     stack.enter_context(patch.object(scheduler, align, lambda self: None))
 
 
@@ -113,11 +94,10 @@ def _clear_estimates() -> None:
 
 
 @contextmanager
-def device_specs(device: str | DeviceSpec, known: Known = lambda _: None) -> Iterator[DeviceSpec]:
+def device_specs(device: str | DeviceSpec) -> Iterator[DeviceSpec]:
     """Inside, Inductor estimates for this device, and caches the estimates in a temporary folder.
 
-    known: measured milliseconds of a node, equal on every rank, or None. The folder is needed because Inductor looks up
-    estimates on disk before it asks for the device's figures.
+    The folder is needed because Inductor looks up estimates on disk before it asks for the device's figures.
     """
     spec = device_spec(device)
     scale = _scale()
@@ -146,7 +126,7 @@ def device_specs(device: str | DeviceSpec, known: Known = lambda _: None) -> Ite
             for name, figure in figures.items():
                 if hasattr(module, name):
                     stack.enter_context(patch.object(module, name, figure))
-        _without_benchmarks(stack, overlap, known)
+        _without_benchmarks(stack, overlap)
         # a table for TORCH_TRACE; torch 2.12 fails to count the FLOP of sizes that a step decides
         stack.enter_context(patch.object(runtimes, "_log_compute_estimations", lambda *_: None))
         for name in ("sdpa_flop_count", "sdpa_backward_flop_count"):

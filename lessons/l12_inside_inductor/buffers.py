@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from workbench.errors import WorkbenchError
+from workbench.lab.inside_inductor.function import Inside
 from workbench.recipe.wording import counted
 
 _BUFFER = re.compile(r"buf\d+")
@@ -150,6 +151,11 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
             yield from _statements(line.body)
         else:
             yield line
+
+
+def buffers_of(inside: Inside) -> Buffers:
+    """The memory that the code of `look_inside` allocates."""
+    return read_buffers(inside.code, inside.sizes)
 
 
 def read_buffers(code: str, sizes: Mapping[str, int | None]) -> Buffers:

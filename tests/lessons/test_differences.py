@@ -12,11 +12,11 @@ from on_ranks import FSDP_TP, insert, small
 from workbench.authoring.author import author
 from workbench.graph.capture import capture
 from workbench.graph.read.nodes import is_backward, module_path, output_values
-from workbench.lab.traced_capture.differences import compare_operators
 from workbench.recipe.recipe import recipe_names
 from workbench.torch_api import aot
 from workbench.torch_api.ops import op_name
 from workbench.world.fake import fake_world
+from workbench_lessons.l17_two_captures.differences import compare_operators
 
 pytestmark = pytest.mark.integration
 
@@ -131,7 +131,7 @@ def test_a_gradient_that_is_missing_is_told_by_its_parameter(both):
 
 
 def test_the_committed_table_has_every_recipe_with_its_values_or_a_reason():
-    path = Path(__file__).parents[3] / "benchmarks" / "results" / "captures.json"
+    path = Path(__file__).parents[2] / "benchmarks" / "results" / "captures.json"
     rows = json.loads(path.read_text(encoding="utf-8"))["recipes"]
     assert [row["recipe"] for row in rows] == recipe_names()
     for row in rows:

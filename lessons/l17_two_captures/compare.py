@@ -4,28 +4,30 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch.fx import GraphModule
 
 from workbench.checks.collectives import gathered
-from workbench.checks.numerics import compare_one
+from workbench.checks.numerics import compare, verdict
 from workbench.checks.verdicts import Outcome, Verdict, worst
 from workbench.errors import WorkbenchError
-from workbench.lab.traced_capture.differences import CAPTURES, CaptureDifference, compare_operators
 from workbench.pipeline.build import build
 from workbench.pipeline.progress import Progress
 from workbench.pipeline.recipe_ranks import WorldChoice, on_ranks, runnable
 from workbench.pipeline.run_passes import Level
 from workbench.pipeline.train import train
-from workbench.recipe.contracts import CONTRACTS, Numerics
+from workbench.recipe.contracts import CONTRACTS, Numerics, PassContract, Stage
 from workbench.recipe.recipe import Recipe
 from workbench.recipe.wording import aligned, counted, first_line
 from workbench.torch_api.restoring import shard_of
 from workbench.world.mesh import current_world
 from workbench.world.ranks import RankPool
+from workbench_lessons.l17_two_captures.differences import CAPTURES, CaptureDifference, compare_operators
+
+_BITWISE = PassContract("capture", Stage.JOINT, Numerics.EXACT, "")
 
 
 @dataclass(frozen=True)
@@ -121,20 +123,19 @@ def _compared(recipe: Recipe, made: dict[str, _Trained]) -> Verdict:
         why = "a capture refuses the recipe" if not made else "a fake world has no values: run on real ranks"
         return Verdict("numerics", Outcome.UNKNOWN, why)
     joint, traced = (made[name].values for name in CAPTURES)
-    compared = {name: compare_one(joint[name], traced[name], None) for name in joint}
-    ranks = gathered([(name, relative) for name, (problem, relative) in compared.items() if problem])
-    rows = [row for rank in ranks for row in rank]
+    ranks = gathered(compare(list(joint.values()), list(traced.values()), _BITWISE, names=list(joint)))
+    found, inexact = verdict(ranks), _inexact(recipe.pass_names)
     where = f"after {counted(recipe.training.steps, 'step')} on {counted(len(ranks), 'rank')}"
-    evidence = {"tensors": len(joint), "ranks": len(ranks), "differing": sorted({name for name, _ in rows})}
-    if not rows:
-        return Verdict("numerics", Outcome.PASS, f"{len(joint)} tensors are bitwise the same {where}", evidence)
-    name, relative = max(rows, key=lambda row: row[1])
-    text, inexact = f"{name} differs most, norm-relative {relative:.1e}, {where}", _inexact(recipe.pass_names)
     eager = {v.outcome for trained in made.values() for v in trained.verdicts if v.check == "numerics"}
-    if inexact and eager == {Outcome.PASS}:
-        return Verdict("numerics", Outcome.PASS, f"{text}: {inexact[0]} sums in another order for each capture, and "
-                       "each stays within its contract against eager", evidence)
-    return Verdict("numerics", Outcome.FAIL, text, evidence)
+    if found.outcome is Outcome.PASS:
+        message = f"{len(joint)} tensors are bitwise the same {where}"
+    elif inexact and eager == {Outcome.PASS}:
+        message = (f"{found.message}, {where}: {inexact[0]} sums in another order for each capture, and each stays "
+                   "within its contract against eager")
+        found = replace(found, outcome=Outcome.PASS)
+    else:
+        message = f"{found.message}, {where}"
+    return replace(found, message=message)
 
 
 def _inexact(names: Sequence[str]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from workbench.errors import WorkbenchError
-from workbench.lab.inside_inductor.buffers import read_buffers
+from workbench_lessons.l12_inside_inductor.buffers import read_buffers
 
 HEAD = "def call(self, args):\n    x, w = args\n    args.clear()\n    assert_size_stride(x, (4, 8), (8, 1), 'input')\n"
 REUSED = """

@@ -1,0 +1,18 @@
+"""Packages whose public names load on use: each name is there, and another one is refused."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+import pytest
+
+NAMES = {"artifacts": "compile_recipe run_artifact", "bisect": "Bisection bisect", "traces": "read_order",
+         "inside_inductor": "Explanation inductor_passes look_inside watched"}
+
+
+@pytest.mark.parametrize("folder", NAMES)
+def test_the_names_of_a_folder_of_the_lab_are_there(folder: str) -> None:
+    package = import_module(f"workbench.lab.{folder}")
+    assert [name for name in NAMES[folder].split() if not hasattr(package, name)] == []
+    with pytest.raises(AttributeError, match=f"'workbench.lab.{folder}' has no name 'nothing'"):
+        _ = package.nothing
