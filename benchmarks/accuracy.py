@@ -115,11 +115,11 @@ def measured_row(recipe: Recipe) -> dict[str, Any]:
             step()
         samples = []
         for _ in range(REPEATS):
-            events, launches = profiled(step)
+            kernels, launches = profiled(step)
             by_kind = dict.fromkeys(("matmul", "attention", "other"), 0.0)
-            for event in events:
-                by_kind[kind_of(event.name)] += event.time_range.elapsed_us() / 1e3
-            samples.append((sum(by_kind.values()), by_kind, len(events), len(launches)))
+            for kernel in kernels:
+                by_kind[kind_of(kernel.name)] += (kernel.end - kernel.begin) / 1e3
+            samples.append((sum(by_kind.values()), by_kind, len(kernels), launches))
         torch.cuda.synchronize()
         started = time.perf_counter()
         for _ in range(10):

@@ -59,7 +59,7 @@ def measure(options: argparse.Namespace, changes: dict[str, Any], rounds: Iterab
     from workbench.pipeline.expert_load import routed_layers
     from workbench.pipeline.machine import machine, versions
     from workbench.pipeline.run import predicted_peak
-    from workbench.pipeline.step_profile import profile_of
+    from workbench.pipeline.step_profile import profiled, step_profile
     from workbench.pipeline.train import Batches, apart, optimizer_of
     from workbench.world.mesh import current_world
 
@@ -140,7 +140,7 @@ def measure(options: argparse.Namespace, changes: dict[str, Any], rounds: Iterab
             "peak_gib": torch.cuda.max_memory_allocated() / 2**30,
             "reserved_gib": torch.cuda.max_memory_reserved() / 2**30,
             "losses": finite([float(x) for x in losses]),
-            **(asdict(profile_of(lambda: one(warmup))) if cuda else {}),
+            **(asdict(step_profile(*profiled(lambda: one(warmup)))) if cuda else {}),
             "machine": machine(), "versions": versions(), "command": options.command, "recipe": recipe.to_dict(),
         }
         if options.traces and turn == 0:

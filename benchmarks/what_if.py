@@ -30,7 +30,7 @@ def asked(study: Study, changes: Mapping[str, Any]) -> dict[str, Any]:
     cpu = time.process_time()
     found = study.change(changes)
     return {"change": dict(changes), "seconds": found.seconds, "cpu_seconds": time.process_time() - cpu,
-            "ran": {r.stage: r.seconds for r in found.ran}, "outcome": str(found.after.outcome)}
+            "ran": found.ran, "outcome": str(found.after.outcome)}
 
 
 def median(rows: Sequence[Mapping[str, Any]], what: str = "seconds") -> float:
@@ -54,7 +54,7 @@ def main() -> None:
         cpu = time.process_time()
         study = what_if(recipe, world)
         first = {"seconds": study.seconds, "cpu_seconds": time.process_time() - cpu,
-                 "ran": {r.stage: r.seconds for r in study.ran}}
+                 "ran": study.ran}
         nodes = sum(len(graph.graph.nodes) for graph in study.pair.graphs)
         rows["transformer_block_bucketing last: buckets"] = [
             {**asked(study, {f"{BUCKETING}.buckets": plan}), "change": name} for name, plan in plans.items()]

@@ -18,9 +18,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
 from workbench.graph.read.collectives import list_collectives
+from workbench.lab.compile_backend.backend import as_backend
 from workbench.pipeline.build import build
 from workbench.recipe.recipe import load_recipe, recipe_names
-from workbench.tools.as_backend import as_backend
 from workbench.world.mesh import current_world
 from workbench.world.ranks import ranks
 

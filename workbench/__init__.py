@@ -41,9 +41,6 @@ _NAMES_BY_MODULE = {
     "recipe.contracts": "Numerics Options PassContract Stage",
     "recipe.recipe": "Recipe diff_recipes load_recipe",
     "recipe.sections": "PassSpec",
-    "tools.as_backend": "as_backend",
-    "tools.as_graph_pass": "as_graph_pass",
-    "tools.schedule": "compare_schedules",
     "tools.what_if": "Study what_if",
     "torch_api.inductor.regions": "region",
     "world.fake": "fake_world",
@@ -51,7 +48,8 @@ _NAMES_BY_MODULE = {
     "world.ranks": "RankError ranks",
     "world.simulated": "shards simulated_world",
 }
-_BY_HOOK = {"save_weights": "weights.save"}
+_BY_HOOK = {"as_backend": "compile_backend.as_backend", "as_graph_pass": "compile_backend.as_graph_pass",
+            "compare_schedules": "schedule.compare", "save_weights": "weights.save"}
 """Names whose code is in a folder of the lab."""
 _HOMES = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names.split()}
 __all__ = sorted([*_HOMES, *_BY_HOOK])

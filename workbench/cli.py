@@ -121,22 +121,6 @@ def parser() -> argparse.ArgumentParser:
     )
     run.add_argument("--timeout", type=seconds, default=600.0, metavar="S", help="seconds for all ranks (default 600)")
 
-    schedule = commands.add_parser(
-        "schedule",
-        help="whether all ranks of a mesh would launch the same collectives",
-        description="Capture a recipe as several ranks of its mesh on a fake world, and "
-        "compare their collectives in order. Nothing is run. Exit status: 0 they agree, "
-        "or it is not known, 1 they do not, 2 bad input.",
-    )
-    _add_recipe(schedule, "change the recipe, such as mesh.dp_shard=64; may be repeated")
-    schedule.add_argument(
-        "--ranks",
-        default="roles",
-        metavar="roles|all|0,3",
-        help="roles: one rank for each set of local shapes, and the last rank (default); all: every "
-        "rank, for your own model or pass that asks for its rank; or a list of ranks",
-    )
-
     recipes = commands.add_parser("recipes", help="list the recipes, or show one")
     recipes.add_argument("name", nargs="?", metavar="NAME", help="show this recipe as TOML")
     passes = commands.add_parser("passes", help="list the passes with their contracts, or show one")
@@ -275,19 +259,6 @@ def _run(args: argparse.Namespace) -> int:
     return tell_report(report, args)
 
 
-def _schedule(args: argparse.Namespace) -> int:
-    recipe = _recipe(args)
-    named = all(part.strip().isdecimal() for part in args.ranks.split(","))
-    with loading_torch():
-        from workbench.tools.schedule import compare_schedules
-
-    found = compare_schedules(
-        recipe, [int(rank) for rank in args.ranks.split(",")] if named else args.ranks
-    )
-    print(found)
-    return FAILED if found.verdict.outcome == "FAIL" else PASSED
-
-
 def _plugin(args: argparse.Namespace) -> int:
     """Run a command that a plugin has declared."""
     command = COMMANDS[args.command]
@@ -322,6 +293,6 @@ def _tour(args: argparse.Namespace) -> int:
     return PASSED
 
 
-_COMMANDS = {"run": _run, "schedule": _schedule, "recipes": listings.recipes, "passes": listings.passes,
+_COMMANDS = {"run": _run, "recipes": listings.recipes, "passes": listings.passes,
              "doctor": _doctor, "tour": _tour, "course": commands.course, "lessons": commands.lessons,
              "check": commands.check, "hint": commands.hint}

@@ -10,7 +10,6 @@ from typing import Any
 from workbench.graph.read.simulated_run import simulated
 from workbench.notebook.lessons.lesson import Lesson
 from workbench.notebook.recorded_figures import Figures, on_gpus
-from workbench.pipeline.report_data import median_step
 from workbench.pipeline.run import run
 from workbench.recipe.recipe import Recipe
 from workbench.tools.what_if import what_if
@@ -50,6 +49,5 @@ def measure(recipe: Recipe, lists: Lists) -> list[dict[str, Any]]:
 
 def _on_a_rank(recipe: Recipe) -> tuple[float, float]:
     report = run(recipe, progress=False)
-    seconds = median_step(report.training)
-    assert report.profile is not None and seconds is not None
-    return round(1e3 * seconds, 1), round(report.profile.exposed_nccl_ms, 1)
+    assert report.profile is not None and report.step_seconds is not None
+    return round(1e3 * report.step_seconds, 1), round(report.profile.exposed_nccl_ms, 1)

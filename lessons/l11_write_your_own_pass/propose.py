@@ -58,7 +58,7 @@ def propose_contract(
     stage = find_pass(name).contract.stage
     recipe = _listing(load_recipe(recipe) if isinstance(recipe, str) else recipe, name, stage)
     with _exact(name):
-        _, answers = on_ranks(recipe, world, _seen, name, timeout=timeout, progress=True)
+        answers = on_ranks(recipe, world, _seen, name, timeout=timeout, progress=True)
     changed, effect, found = answers[0]
     if effect is not None and effect.outcome is Outcome.NO_EFFECT:
         raise WorkbenchError(f"pass {name!r} did nothing to recipe {recipe.name!r} ({effect.message}): try a recipe "

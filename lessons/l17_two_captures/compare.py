@@ -69,7 +69,7 @@ def compare_captures(
     capture, RankError where a rank fails.
     """
     recipe = runnable(recipe, world).override({"training.steps": steps})
-    return on_ranks(recipe, world, on_rank, timeout=timeout, progress=progress)[1][0]
+    return on_ranks(recipe, world, on_rank, timeout=timeout, progress=progress)[0]
 
 
 @dataclass

@@ -16,7 +16,7 @@ from workbench import WorkbenchError, author, capture, fake_world, load_recipe, 
 from workbench.checks.order import in_profile, times_of
 from workbench.graph.facts import GraphFacts, set_facts
 from workbench.graph.read.simulated_run import COMPUTE, CPU_LATE, HIDDEN, simulated
-from workbench.pipeline.measured_run import _KINDS, Kernel, measured, run_of_kernels
+from workbench.pipeline.measured_run import _KINDS, Kernel, run_of_kernels
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from benchmarks.timelines import predictions
@@ -136,12 +136,6 @@ def test_a_replays_streams_are_told_apart_by_kind(graphs):
 def told(kernels, graphs):
     """The kinds of the collectives that were told apart."""
     return {s.label.split(" ")[0] for s in run_of_kernels(kernels, graphs, "on paper").collectives if s.part}
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="here it would measure")
-def test_without_a_gpu_it_says_so(graphs):
-    with pytest.raises(WorkbenchError, match="measured on a GPU, and there is none here"):
-        measured(lambda: None, None)
 
 
 def test_groups_whose_collectives_are_alike_are_not_guessed_apart():

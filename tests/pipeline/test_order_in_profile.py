@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from on_ranks import small
 
 from workbench.graph.read.simulated_run import simulated
-from workbench.pipeline import run as running
 from workbench.pipeline.build import build
-from workbench.pipeline.measured_run import _KINDS, Kernel, run_of_kernels
+from workbench.pipeline.measured_run import _KINDS, Kernel
+from workbench.pipeline.run import note_kernels
 
 PASSES = ("overlap_collectives",)
 
@@ -28,16 +29,21 @@ def kernels_of(graphs, covered):
     return found
 
 
+def note(built, monkeypatch, kernels):
+    """Note the kernels of a step, as on a GPU."""
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "paper")
+    monkeypatch.setattr(built.known, "profile", None)
+    monkeypatch.setattr(built.known, "ran", None)
+    note_kernels(built, kernels)
+
+
 @pytest.mark.parametrize(("covered", "outcome", "effect"), [
     (10_000, "PASS", "PASS"), (0, "FAIL", "NO_EFFECT"), (None, "UNKNOWN", "PASS")])
 def test_a_pass_whose_order_the_gpu_did_not_run_loses_its_pass(made, monkeypatch, covered, outcome, effect):
     """Covered: all collectives, or none; or the profile has no kernel."""
     graphs = made.step.split.by_part
     kernels = [] if covered is None else kernels_of(graphs, covered)
-    monkeypatch.setattr(running, "measured", lambda step, what: run_of_kernels(kernels, graphs, "measured on paper"))
-    monkeypatch.setattr(running, "gathered", lambda own: [own])
-    monkeypatch.setattr(made.known, "profile", None)
-    running._profile_order(made, lambda: None)
+    note(made, monkeypatch, kernels)
     found = made.pipeline[-1]
     assert found.outcome == outcome, found
     assert found.evidence["hidden"] == 12 and found.evidence["seen"] == (0 if covered is None else 12)
@@ -48,8 +54,7 @@ def test_a_pass_whose_order_the_gpu_did_not_run_loses_its_pass(made, monkeypatch
         assert "first exposed one is forward" in found.message
 
 
-def test_without_a_chosen_order_nothing_is_profiled(fake4, monkeypatch):
-    monkeypatch.setattr(running, "measured", lambda *_: pytest.fail("profiled"))
+def test_without_a_chosen_order_nothing_is_compared_with_it(fake4, monkeypatch):
     plain = build(small({"dp_shard": 4}), fake4)
-    running._profile_order(plain, lambda: None)
-    assert plain.known.profile is None and plain.pipeline == []
+    note(plain, monkeypatch, [Kernel("gemm", 7, 0.0, 10.0)])
+    assert plain.known.profile is None and plain.pipeline == [] and plain.known.ran == {"gemm": 1}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,10 @@ from full_disk import files_of_at_most
 from workbench.checks.verdicts import CHECKS, Outcome, Verdict
 from workbench.errors import WorkbenchError
 from workbench.graph.read.peak import StepPeak
-from workbench.pipeline.report import Report, check_expectations, gravest_rank, merge_rows
-from workbench.pipeline.report_data import Expectation, PassRow, Peak
+from workbench.pipeline.report import Expectation, PassRow, Peak, Report
 from workbench.pipeline.report_text import NO_GRAPH, unchecked
 from workbench.pipeline.roofline import roofline
-from workbench.pipeline.run import run
+from workbench.pipeline.run import check_expectations, merged, run
 from workbench.pipeline.train import Training
 from workbench.recipe.contracts import Numerics, Stage
 from workbench.recipe.recipe import Recipe, load_recipe
@@ -64,7 +62,8 @@ def test_no_effect_fails_a_strict_recipe_alone() -> None:
     strict = load_recipe("tour").model_copy(update={"strict": True})
     assert report(idle, recipe=strict).problems == [
         "reshard_after_forward: NO_EFFECT, and the recipe is strict (group size 1)"]
-    assert report(replace(idle, allowed_idle=True), recipe=strict).ok
+    allowed = strict.override({"expect.no_effect": ["reshard_after_forward"]})
+    assert report(idle, recipe=allowed).ok
 
 
 def test_what_was_not_checked_says_why() -> None:
@@ -94,10 +93,11 @@ def test_memory_and_time_are_figures() -> None:
 
 def test_the_gravest_rank_is_named() -> None:
     good, bad = Verdict("lint", PASS, "fine"), Verdict("lint", FAIL, "lost an output")
-    assert gravest_rank([good, good]) == good
-    assert gravest_rank([good, good, bad]).message == "rank 2: lost an output"
-    merged = merge_rows([[row(good)], [row(bad)]])
-    assert merged[0].verdict("lint") == Verdict("lint", FAIL, "rank 1: lost an output")
+    ranks = [report(row(good), pipeline=[GOOD[-1]]), report(row(bad), pipeline=[GOOD[-1]])]
+    whole = merged(ranks)
+    assert whole.passes[0].verdict("lint") == Verdict("lint", FAIL, "rank 1: lost an output")
+    assert whole.pipeline == [GOOD[-1]] and whole.schedule == ranks[0].schedule
+    assert whole.roofline.flop_per_token == 2 * ranks[0].roofline.flop_per_token
 
 
 @pytest.mark.parametrize(("losses", "outcome"), [

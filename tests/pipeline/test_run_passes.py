@@ -120,7 +120,7 @@ def test_a_pass_of_another_stage_is_refused_before_anything_runs(joint):
     with pytest.raises(WorkbenchError) as caught:
         run_joint(joint, ["reshard_after_forward", "transformer_block_bucketing"])
     assert str(caught.value) == ("pass 'transformer_block_bucketing' runs on the partitioned stage, and run_joint runs "
-                                 "joint passes: give it to the other list")
+                                 "joint passes: list it there, or drop it")
     assert not any("recompute" in n.meta for n in joint.graph.graph.nodes)
 
 

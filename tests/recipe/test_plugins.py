@@ -142,8 +142,9 @@ def test_a_folder_of_the_lab_takes_nothing_else_with_it(name: str, tmp_path: Pat
 def test_without_the_lab_the_core_lists_its_passes_and_builds_the_tour(tmp_path: Path) -> None:
     folder = without(tmp_path, tuple(LAB))
     left = python("-c", LISTED, path=(folder,)).stdout.split()
-    core = {path.stem for path in (ROOT / "workbench/passes").glob("*.py")} | {"capture.joint", "training.step.pair"}
-    assert set(left) <= core and len(left) == 12
+    core = {path.stem for path in (ROOT / "workbench/passes").glob("*.py")}
+    core |= {"capture.joint", "level.full", "training.step.pair"}
+    assert set(left) <= core and len(left) == 13
     assert set(python("-c", BUILT, path=(folder,)).stdout.split()) == {"PASS"}
     for change, told in (
         ("training.step=whole", "training.step: unknown 'whole' (it comes with workbench.lab.whole_step, which is not "

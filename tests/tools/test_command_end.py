@@ -10,15 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from workbench.tools.command_end import status_of
-
 LEFT = {
     "a thread": "import threading\nthreading.Thread(target=time.sleep, args=(60,)).start()\n",
     "a process": "import multiprocessing\n"
                  "multiprocessing.get_context('fork').Process(target=time.sleep, args=(60,)).start()\n",
     "a program": "import subprocess\nsubprocess.Popen(['sleep', '60'])\n",
-    "a pool of threads": "import concurrent.futures\n"
-                         "concurrent.futures.ThreadPoolExecutor().submit(time.sleep, 60)\n",
 }
 
 
@@ -38,25 +34,9 @@ def test_what_an_imported_file_leaves_running_does_not_hold_up_the_end(what: str
     assert status == 2 and said.startswith("workbench: error: recipe 'nope': no recipe") and seconds < 30
 
 
-def test_an_imported_file_that_ends_the_process_is_no_success(tmp_path: Path) -> None:
-    file = tmp_path / "own_ends.py"
-    file.write_text("import os\nif not os.fork():\n    os._exit(0)\nos.wait()\nprint('forked')\nos._exit(0)\n")
-    done = subprocess.run([sys.executable, "-m", "workbench", "run", "nope", "--import", str(file)],
-                          capture_output=True, text=True)
-    assert done.returncode == 2 and done.stdout == "forked\n"
-    assert done.stderr == (f"workbench: error: {file}, line 6: os._exit(0) would end the whole process: raise an error "
-                           "instead, or return\n")
-
-
-def test_a_command_gives_os_exit_back() -> None:
-    before = os._exit
-    assert status_of(lambda: 5) == 5 and os._exit is before
-
-
-@pytest.mark.parametrize("command", ["recipes", "passes", "lessons"])
-def test_a_full_disk_behind_standard_output_is_a_sentence(command: str) -> None:
+def test_a_full_disk_behind_standard_output_is_a_sentence() -> None:
     with open("/dev/full", "w") as full:
-        status, said, _ = ended(command, stdout=full.fileno())
+        status, said, _ = ended("recipes", stdout=full.fileno())
     assert (status, said) == (1, "workbench: error: standard output cannot be written: No space left on device\n")
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import copy
 import re
 import sys
+from collections import OrderedDict
 from dataclasses import replace
-from types import SimpleNamespace
 
 import cloudpickle
 import pytest
+import torch
 from on_ranks import FSDP_TP, small
 
 from workbench.authoring.author import author
@@ -24,6 +25,7 @@ from workbench.passes.registry import register_pass
 from workbench.pipeline.build import build
 from workbench.recipe.contracts import CONTRACTS
 from workbench.recipe.recipe import RecipeError
+from workbench.recipe.sections import PassSpec
 from workbench.tools import what_if as studies
 from workbench.tools.what_if import what_if
 from workbench.world.mesh import current_world
@@ -46,38 +48,8 @@ def started(fake4):
 def study(started):
     """A study of its own that shares what the first has made."""
     own = copy.copy(started)
-    own.history, own._kept, own._used, own._undo = [], dict(started._kept), list(started._used), []
+    own.history, own._results, own._undo = [], OrderedDict(started._results), []
     return own
-
-
-def test_a_stage_behind_others_than_before_says_so(study):
-    found = study.change({"passes": ["overlap_collectives"]})
-    assert [(ran.stage, ran.why) for ran in found.ran] == [("overlap_collectives", "after other stages than before")]
-
-
-def test_an_option_that_is_too_long_for_a_path_names_no_file():
-    class Options:
-        def model_dump(self):
-            return {"text": "x" * 5000}
-
-    assert studies._read(Options()) == {"text": "x" * 5000}
-
-
-class Made(dict):
-    """All results, already made."""
-
-    def __contains__(self, key):
-        return True
-
-    def __missing__(self, key):
-        return SimpleNamespace(cut=None)
-
-
-def keys_of(recipe, world):
-    """The key of each call for this recipe, none of which is made."""
-    calls = studies._Calls(Made(), world, 0, [], lambda _: None)
-    studies._graphs(recipe, world, None, calls)
-    return [stage.key for stage in calls.stages]
 
 
 def listing(graphs):
@@ -103,16 +75,26 @@ def listing(graphs):
     return found
 
 
+MODEL = """
+class Own(torch.nn.Module):
+    def __init__(self, sizes):
+        super().__init__()
+        self.embed, self.head = torch.nn.Embedding(256, 8), torch.nn.Linear(8, 256, bias={bias})
+    def forward(self, tokens, targets):
+        return torch.nn.functional.cross_entropy(self.head(self.embed(tokens)).flatten(0, 1), targets.flatten())
+"""
+
+
 def fresh(study):
     return build(study.recipe, study.world).step.pair
 
 
 def again(difference):
-    return [ran.stage for ran in difference.ran]
+    return list(difference.ran)
 
 
 def test_the_first_answer_runs_all(started, fake4):
-    assert [ran.stage for ran in started.ran] == ALL and started.history == []
+    assert again(started) == ALL and started.history == []
     built = build(started.recipe, fake4)
     assert listing(started.pair.graphs) == listing(built.step.pair.graphs)
     assert {r.name: r.outcome for r in started.records} == {r.name: r.outcome for r in built.records}
@@ -141,34 +123,35 @@ def test_a_change_runs_what_it_affects(study, changes, first):
 @pytest.mark.parametrize("changes", [
     pytest.param({"model.n_layers": 2}, marks=pytest.mark.nightly), {"mesh.dp_shard": 4, "mesh.tp": 1}], ids=str)
 def test_a_change_of_the_model_authors_anew(study, changes):
-    found = study.change(changes)
-    assert again(found) == ALL and found.ran[0].why == "recipe"
+    assert again(study.change(changes)) == ALL
     assert listing(study.pair.graphs) == listing(fresh(study).graphs)
 
 
-@pytest.mark.parametrize("key", [
-    "model.dim=128", "data.seq_len=32", "data.batch_per_rank=1", "precision.param=bfloat16", "training.seed=1",
-    "training.deterministic=false", "model.attention=flex",
-])
-def test_all_that_authoring_reads_is_in_its_key(fake4, key):
-    recipe = small(FSDP_TP, JOINT, LATER)
-    before, after = keys_of(recipe, fake4), keys_of(recipe.override(dict([key.split("=")])), fake4)
-    assert not set(before) & set(after)
+@pytest.mark.parametrize("key", ["model.dim", "data.seq_len", "data.batch_per_rank", "precision.param",
+                                 "training.seed", "training.deterministic", "model.attention"])
+def test_what_authoring_reads_is_in_its_key(key):
+    section, name = key.split(".")
+    recipe = small(FSDP_TP)
+    assert name in recipe.model_dump(exclude=studies._LATER)[section]
 
 
+@pytest.mark.nightly
 def test_a_model_registered_again_authors_anew_if_its_code_differs(fake4):
     from workbench.authoring import families
     from workbench.recipe.model_sizes import SIZES
 
-    def keys(body, family="own_model"):
-        space = {"__name__": "__main__"}
-        exec(compile(f"def make(sizes):\n    return {body}", "cell", "exec"), space)
-        families.register_model("own_model", sizes={"vocab_size": 32, "max_seq_len": 32})(space["make"])
-        return keys_of(small(FSDP_TP).override({"model": {"family": family}}), fake4)
+    def register(bias):
+        space = {"__name__": "__main__", "torch": torch}
+        exec(compile(MODEL.format(bias=bias), "cell", "exec"), space)
+        families.register_model("own_model", sizes={"vocab_size": 256, "max_seq_len": 32})(space["Own"])
 
     try:
-        assert keys("1") == keys("1") and not set(keys("1")) & set(keys("2"))
-        assert keys("1", "llama3") == keys("2", "llama3")  # another family's
+        register(False)
+        study = what_if(small({"dp_shard": 4}).override({"model": {"family": "own_model"}}), fake4)
+        register(False)
+        assert again(study.change()) == []
+        register(True)
+        assert again(study.change()) == ["author", "capture", "partition"]
     finally:
         families._FAMILIES.pop("own_model"), SIZES.pop("own_model")
 
@@ -179,10 +162,8 @@ def test_placements_author_anew(study):
     plan = replace(LLAMA3_PLAN, tensor=tensor | {
         "output": {"style": "colwise", "input": "shard(1)", "output": "replicate"}})
     found = study.change(plan=plan)
-    assert again(found) == ALL and found.ran[0].why == "plan" and "plan: the family's -> given" in found.title
+    assert again(found) == ALL and "plan: the family's -> given" in found.title
     assert found.after.figures.launches != found.before.figures.launches
-    joint = capture(author(study.recipe, study.world, plan=plan))
-    assert listing([joint.graph]) == listing([study._kept[study._stages[1].key].graph])
     assert again(study.change({BUCKETING: False})) == list(LATER)  # the plan stays
     study.revert()
     assert again(study.revert()) == [] and study.now.plan is None
@@ -190,20 +171,23 @@ def test_placements_author_anew(study):
 
 def test_whole_lists_and_their_order(study):
     found = study.change(passes=[*study.recipe.passes[:1], "graph_cleanup"])
-    assert again(found) == ["graph_cleanup"] and found.ran[0].why == "new"
+    assert again(found) == ["graph_cleanup"]
     assert again(study.change(joint_passes=JOINT[1:])) == ["activation_checkpointing", "reshard_after_forward",
                                                            "partition", "transformer_block_bucketing", "graph_cleanup"]
     assert listing(study.pair.graphs) == listing(fresh(study).graphs)
 
 
 @pytest.mark.nightly
-def test_what_was_asked_before_is_kept(study):
+def test_what_was_asked_before_is_kept_up_to_a_number(study, monkeypatch):
     first = listing(study.pair.graphs)
     shared = study.pair.facts.fork()
     there, back = study.change({BUCKETING: False}), study.change({BUCKETING: None})
     assert again(there) == list(LATER) and again(back) == []
     assert listing(study.pair.graphs) == first and study.pair.facts == shared
     assert facts_of(study.pair.forward).step is facts_of(study.pair.backward).step is study.pair.facts
+    monkeypatch.setattr(studies, "_MOST_KEPT", len(ALL) + 1)
+    study.change({BUCKETING: False})
+    assert again(study.change({BUCKETING: None})) == list(LATER) and len(study._results) == len(ALL) + 1
 
 
 @pytest.mark.nightly
@@ -228,17 +212,6 @@ def test_revert_goes_back_at_once(study):
     assert [d.reverted for d in study.history] == [False, False, True, True]
 
 
-@pytest.mark.nightly
-def test_what_is_no_longer_kept_runs_again(study, monkeypatch):
-    monkeypatch.setattr(studies, "_VARIANTS", 2)
-    for horizon in (2, 3):
-        study.change({"passes.overlap_collectives.horizon": horizon})
-    study.revert()
-    found = study.revert()
-    assert [(ran.stage, ran.why) for ran in found.ran] == [("overlap_collectives", "options")]
-    assert len(study._kept) == len(ALL) + 1
-
-
 CELL = """
 def step(value):
     return value * {factor}
@@ -253,8 +226,6 @@ def own(gm, example_inputs, *, options):
 
 def define(factor=1, stage="partitioned", more="pass", happened=True):
     """A notebook's cell that registers the pass `own`."""
-    import torch
-
     from workbench.passes.effect import Effect
 
     space = {"__name__": "__main__", "register_pass": register_pass, "torch": torch,
@@ -283,11 +254,11 @@ def test_a_pass_registered_again_runs_again_if_its_code_differs(study, own):
     own(factor=3)  # a function that the pass calls, and not the pass itself
     found = study.change()
     assert again(found) == ["own", "overlap_collectives"] and marks(study) == [3]
-    assert [ran.why for ran in found.ran] == ["code", "after own"]
     assert found.title == "what if: nothing but code differs"
     own(factor=3, happened=False)  # what its effect says
     assert again(study.change()) == ["own", "overlap_collectives"]
-    assert study.now.rows()["own: effect"] == "NO_EFFECT" and "own: effect" in study.now.reasons()
+    assert study.now.named()["own: effect"].outcome == "NO_EFFECT"
+    assert "after, own: effect: NO_EFFECT, so it is" in repr(study.history[-1])
 
 
 @pytest.mark.nightly
@@ -320,30 +291,27 @@ def test_an_error_leaves_the_study_as_it_was(study, own):
     assert again(study.change(passes=["transformer_block_bucketing", "own"])) == ["own"]
 
 
-FAULTS = [
-    (studies, "_read", lambda options: {}, {BUCKETING: False}),
-    pytest.param(studies, "_LATER", {**studies._LATER, "model": True}, {"model.n_layers": 2},
-                 marks=pytest.mark.nightly),
-]
-
-
-@pytest.mark.parametrize(("module", "name", "fault", "changes"), FAULTS, ids=lambda v: v if isinstance(v, str) else "")
-def test_a_key_that_ignores_something_is_caught(fake4, monkeypatch, module, name, fault, changes):
-    monkeypatch.setattr(module, name, fault)
+@pytest.mark.parametrize(("name", "fault", "changes"), [
+    ("_reads", lambda spec: (), {BUCKETING: False}),
+    pytest.param("_LATER", {**studies._LATER, "model": True}, {"model.n_layers": 2}, marks=pytest.mark.nightly),
+], ids=["_reads", "_LATER"])
+def test_a_key_that_ignores_something_is_caught(fake4, monkeypatch, name, fault, changes):
+    monkeypatch.setattr(studies, name, fault)
     broken = what_if(small(FSDP_TP, (), LATER[:1]), fake4)
     assert again(broken.change(changes)) == []
     assert listing(broken.pair.graphs) != listing(fresh(broken).graphs)
 
 
 def test_options_go_by_what_their_file_holds(tmp_path):
-    class Given:
-        def model_dump(self):
-            return {"estimates_file": str(tmp_path / "times.json"), "device": "h100"}
+    def reads(device):
+        return studies._reads(PassSpec(name="overlap_collectives", options={"device": device}))[0]
 
-    (tmp_path / "times.json").write_text("{}")
-    before = studies._read(Given())
-    (tmp_path / "times.json").write_text('{"a": 1}')
-    assert studies._read(Given()) != before
+    file = tmp_path / "times.json"
+    file.write_text("{}")
+    before = reads(str(file))
+    file.write_text('{"a": 1}')
+    assert reads(str(file)) != before
+    assert "x" * 5000 in reads("x" * 5000)  # too long for a path
 
 
 @pytest.mark.nightly
@@ -366,7 +334,7 @@ def test_a_difference_says_everything(study):
     found = study.change({"joint_passes.reshard_after_forward.policy": "never"})
     text = repr(found).splitlines()
     assert text[0] == "what if: joint_passes.reshard_after_forward.policy: not set -> never"
-    assert text[1].startswith("ran again: reshard_after_forward ") and " s (options), partition " in text[1]
+    assert text[1].startswith("ran again: reshard_after_forward ") and " s, partition " in text[1]
     assert text[2] == "kept: author, capture, inductor_decomposition, activation_checkpointing"
     assert text[3].startswith("answered in ") and text[4].split() == ["before", "after", "change"]
     rows = {row[0]: row[1:] for row in found.rows()}

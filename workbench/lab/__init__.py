@@ -5,11 +5,13 @@
     bisect                 the first pass that fails a check, and its first wrong node; `workbench bisect`
     calibration            measure this machine, for simulated timelines of it; `workbench calibrate`
     chunked_loss           output layer and cross entropy in pieces of the tokens
+    compile_backend        passes under `torch.compile` and in torchtitan's lists: `as_backend`, `as_graph_pass`
     float8                 products of linear layers multiply float8
     inside_inductor        what Inductor does below the graph: its passes, kernels, memory; `workbench explain`
     measured_costs         empty
     memory_budget          what is saved fits a budget, by torch's own solvers; `workbench plan`
     offload_activations    saved tensors on the host between forward and backward
+    schedule               whether all ranks would launch the same collectives; `workbench schedule`
     traced_capture         forward, loss and gradients traced by make_fx
     traces                 what a torch.profiler trace shows of communication; `workbench order`
     weights                weights of Hugging Face, and checkpoints of training

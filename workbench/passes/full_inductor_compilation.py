@@ -16,7 +16,6 @@ Its result is no graph, so the example prints the kernels that Inductor wrote fo
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -25,7 +24,6 @@ import torch
 from pydantic import Field
 from torch.fx import GraphModule
 
-from workbench.errors import WorkbenchError
 from workbench.graph.facts import facts_of
 from workbench.graph.read.nodes import output_values
 from workbench.passes.effect import Effect
@@ -50,18 +48,6 @@ def compiled_to_a_callable(before: Any, after: Any, options: InductorOptions) ->
     return Effect(not left, f"{len(left)} of {len(after)} are still FX graphs" if left else "", {
         "callables": [type(a).__name__ for a in after]
     })
-
-
-def require_compiler() -> None:
-    """Raise before anything is captured where no C++ compiler is found."""
-    import os
-
-    wanted = os.environ.get("CXX")
-    if not any(shutil.which(name) for name in ([wanted] if wanted else ["g++", "clang++", "c++"])):
-        raise WorkbenchError(
-            "full_inductor_compilation needs a C++ compiler and none was found: install g++ (apt-get install g++, or"
-            " conda install cxx-compiler), or set CXX"
-        )
 
 
 @register_pass(

@@ -4,13 +4,12 @@
     expert_load     tokens that each expert got
     gpu_communication  which events of a GPU's profile communicate
     machine         machine and versions of a figure
-    measured_run    a profiled step, compared with the simulated one
+    measured_run    a profiled step in the form of the simulated one
     progress        what runs now, on a terminal, in a notebook or line by line
     proofs          what runs a step on real ranks, for verdicts
     recipe_ranks    whose ranks a recipe runs on
-    report          Report: what `run` returns
-    report_data     a run as plain data
-    report_text     a report as text and HTML
+    report          Report: what `run` returns, as data, text and HTML
+    report_text     verdicts as text
     roofline        matmul ceiling of this machine
     run             recipe to report, on any world
     run_passes      run a list of passes, with a record of each

@@ -21,17 +21,16 @@ from workbench.graph.facts import Known
 from workbench.graph.lower import Step
 from workbench.graph.partition import partition
 from workbench.graph.read.cost import flops
-from workbench.passes.full_inductor_compilation import require_compiler
-from workbench.passes.registry import find_pass
 from workbench.pipeline.progress import Progress, telling
-from workbench.pipeline.proofs.numerics_proof import prove_numerics
 from workbench.pipeline.run_passes import Level, PassRecord, choose, each_no_effect, run_joint, saved_bytes
 from workbench.pipeline.stages import capture_joint, lower, run_later, step_kind
-from workbench.pipeline.train import deterministic
-from workbench.recipe.contracts import Stage, check_capture, check_passes, check_step
-from workbench.recipe.recipe import Recipe
+from workbench.recipe.contracts import Stage
+from workbench.recipe.hooks import hook_of
+from workbench.recipe.recipe import Recipe, parse_recipe
 from workbench.recipe.rules import cuda_reasons
+from workbench.torch_api.determinism import deterministic
 from workbench.torch_api.garbage import uncollected
+from workbench.torch_api.supported import require_compiler
 from workbench.world.mesh import World
 
 
@@ -69,31 +68,18 @@ class Built:
 
 def check_buildable(recipe: Recipe, kind: str) -> None:
     """Refuse, before anything is authored, what a world of this kind or the list of passes cannot do."""
+    where = f"recipe {recipe.name!r}"
     cuda = kind in ("auto", "nccl") and torch.cuda.is_available()
     reasons = cuda_reasons(recipe.pass_names, recipe.model.attention)
-    lists = [[spec.name for spec in specs] for specs in (recipe.joint_passes, recipe.passes)]
-    for name in recipe.pass_names:
-        needs = find_pass(name).contract.needs
+    for spec in (*recipe.joint_passes, *recipe.passes):
+        item, _ = choose(spec, tuple(Stage), where)
+        needs = item.contract.needs
         if "compiler" in needs:
             require_compiler()
-        if name in reasons and not cuda and not (kind == "fake" and "cuda" in needs):
-            raise WorkbenchError(
-                f"pass {name!r} needs CUDA ({reasons[name]}), and world {kind} has none here: take "
-                "world nccl on a machine with GPUs, or drop the pass"
-            )
-        if "fsdp" in needs and not recipe.mesh.fsdp:
-            raise WorkbenchError(
-                f"pass {name!r} needs FSDP: set mesh.dp_shard to 2 or more, or drop the pass"
-            )
-    # again, since a user's own pass may have been registered after the recipe was read
-    problems = check_passes(*lists, free_order=recipe.free_order)
-    problems += [message for _, message in check_step(lists[1], recipe.training.step)]
-    if problems := problems + [
-        message for _, message in check_capture(recipe.pass_names, recipe.capture)
-    ]:
-        raise WorkbenchError(f"recipe {recipe.name!r}: {'; '.join(problems)}")
-    for spec in (*recipe.joint_passes, *recipe.passes):
-        choose(spec, tuple(Stage), f"recipe {recipe.name!r}")
+        if spec.name in reasons and not cuda and not (kind == "fake" and "cuda" in needs):
+            raise WorkbenchError(f"pass {spec.name!r} needs CUDA ({reasons[spec.name]}), and world {kind} has none "
+                                 "here: take world nccl on a machine with GPUs, or drop the pass")
+    parse_recipe(recipe.to_dict(), where)  # again: a pass may have been registered after the recipe was read
 
 
 def build(
@@ -119,14 +105,11 @@ def build(
         built = _build(recipe, world, clock, captured)
         if level == "full":
             with clock("numerics"):
-                prove_numerics(built.records, built.step)
+                hook_of("level", level)(built.records, built.step)
         else:
             built.known.side_effects = built.step.pair.side_effects, 'level "full" compares two steps'
     refuse_no_effect(recipe, built.records)
     return built
-
-
-TIMED = ("author", "capture", "joint passes", "partition", "passes", "compile")
 
 
 @uncollected()
@@ -152,16 +135,15 @@ def _build(
     step = step_kind(recipe).step(split)
     split.known.built = True
     flop = sum(flops(before).values()) * recipe.training.accumulate
-    return Built(
-        authored, step, split.known, schedule, clock.seconds, saved_bytes(pair), before, flop
-    )
+    return Built(authored, step, split.known, schedule, clock.seconds, saved_bytes(pair), before, flop)
 
 
 class Clock:
     """Wall seconds by stage; each stage is told before it begins."""
 
     def __init__(self, tell: Callable[[str], Any]) -> None:
-        self.tell, self.seconds = tell, dict.fromkeys(TIMED, 0.0)
+        self.tell = tell
+        self.seconds: dict[str, float] = {}
 
     @contextmanager
     def __call__(self, stage: str, *, told: bool = True) -> Iterator[None]:
@@ -174,11 +156,6 @@ class Clock:
 
 def refuse_no_effect(recipe: Recipe, records: list[PassRecord]) -> None:
     """Raise WorkbenchError where the recipe is strict and a pass without leave had no effect."""
-    idle = [
-        (name, why) for name, why in each_no_effect(records) if name not in recipe.expect.no_effect
-    ]
+    idle = [f"{name}: {why}" for name, why in each_no_effect(records) if name not in recipe.expect.no_effect]
     if recipe.strict and idle:
-        listing = "; ".join(f"{name}: {why}" for name, why in idle)
-        raise WorkbenchError(
-            f"recipe {recipe.name!r} is strict and these passes had no effect: {listing}"
-        )
+        raise WorkbenchError(f"recipe {recipe.name!r} is strict and these passes had no effect: {'; '.join(idle)}")

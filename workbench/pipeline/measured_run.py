@@ -5,17 +5,16 @@ from __future__ import annotations
 import re
 from bisect import bisect
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.fx import GraphModule
 
-from workbench.errors import WorkbenchError
 from workbench.graph.lower import CompiledStep, Step
 from workbench.graph.partition import ForwardBackward
 from workbench.graph.read.simulated_run import BEHIND_OTHERS, COMPUTE, CPU_LATE, HIDDEN, Span, StepTimeline, simulated
 from workbench.pipeline import gpu_communication as gpu
-from workbench.pipeline.step_profile import profiled
+from workbench.pipeline.step_profile import Kernel, profiled
 from workbench.torch_api.restoring import restoring, restoring_module
 
 _KINDS = {"all_gather": "AllGather", "reduce_scatter": "ReduceScatter", "all_reduce": "AllReduce",
@@ -28,34 +27,17 @@ benchmarks/results/traces_h200.
 _NCCL = re.compile(r"^ncclDevKernel_([A-Za-z]+?)(?:_|\(|$)")
 
 
-class Kernel(NamedTuple):
-    """One kernel of a profile, in microseconds. launched: when the CPU's call for it ended, if the profile has it."""
-
-    name: str
-    stream: int
-    begin: float
-    end: float
-    launched: float = float("-inf")
-
-
 def measured(step: Callable[[], Any], what: ForwardBackward | Step) -> StepTimeline:
     """Run `step` (forward and backward of a pair, or all of a step, and no other collective) on this rank's GPU,
     profiled.
 
     Every rank calls it, after warm-up; the step runs twice, and the second run counts. Each process group has a stream
     of its own, whose NCCL kernels are matched with the group's collectives in their order. The module, and the states
-    that a step updates, are unchanged afterwards. Raises WorkbenchError without a GPU.
+    that a step updates, are unchanged afterwards.
     """
-    if not torch.cuda.is_available():
-        raise WorkbenchError(
-            "a timeline is measured on a GPU, and there is none here: simulated(...) estimates one"
-        )
     run = what if isinstance(what, Step) else CompiledStep(what)
     with restoring_module(run.module, run.written), restoring(run.states):
-        events, calls = profiled(step)
-    launched = {call.id: call.time_range.end for call in calls}
-    kernels = [Kernel(e.name, int(e.device_resource_id), e.time_range.start, e.time_range.end,
-                      launched.get(e.id, float("-inf"))) for e in events]
+        kernels, _ = profiled(step)
     return run_of_kernels(kernels, run.split.by_part, f"measured on {torch.cuda.get_device_name()}")
 
 

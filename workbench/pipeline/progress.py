@@ -52,21 +52,14 @@ class Teller:
         (self if kind == "stage" else self.at)(text)
 
 
-class Given(Teller):
-    """Passes each stage on to a function."""
-
-    def __init__(self, given: Callable[[str], Any]) -> None:
-        self._given = given
-
-    def __call__(self, stage: str) -> None:
-        self._given(stage)
-
-
 class Lines(Teller):
-    """Prints each stage as a line on stderr."""
+    """Calls a function with each stage; by default one that prints it as a line on stderr."""
+
+    def __init__(self, say: Callable[[str], Any] | None = None) -> None:
+        self._say = say or (lambda stage: print(f"workbench: {stage}", file=sys.stderr, flush=True))
 
     def __call__(self, stage: str) -> None:
-        print(f"workbench: {stage}", file=sys.stderr, flush=True)
+        self._say(stage)
 
 
 class Ticking(Teller):
@@ -148,7 +141,7 @@ def telling(progress: Progress = True) -> Iterator[Teller]:
     """
     teller = Teller()
     if callable(progress):
-        teller = Given(progress)
+        teller = Lines(progress)
     elif progress and os.environ.get(PROGRESS) != "0" and os.environ.get("RANK", "0") == "0":
         teller = _teller()
     try:

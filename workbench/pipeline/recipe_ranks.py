@@ -9,13 +9,11 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Literal, TypeGuard, TypeVar
 
-import torch
 import torch.distributed as dist
 
 from workbench.checks.collectives import gathered
 from workbench.errors import WorkbenchError
 from workbench.pipeline.build import check_buildable
-from workbench.pipeline.machine import gpus
 from workbench.pipeline.progress import Post, Progress, Teller, telling
 from workbench.recipe.recipe import Recipe, load_recipe
 from workbench.recipe.wording import counted
@@ -25,7 +23,7 @@ from workbench.torch_api.distributed.nccl import own_gpu
 from workbench.torch_api.supported import require_torch
 from workbench.world.fake import fake_world
 from workbench.world.mesh import World, WorldError, current_world
-from workbench.world.ranks import RankPool, ranks
+from workbench.world.ranks import RankPool, ranks, resolve
 from workbench.world.worker import call_began, send_progress
 
 Answer = TypeVar("Answer")
@@ -35,17 +33,16 @@ WorldChoice = Literal["auto", "fake", "gloo", "nccl"]
 def runnable(recipe: Recipe | str | os.PathLike[str], world: WorldChoice | RankPool) -> Recipe:
     """The recipe, read where it is a name or a path; WorkbenchError for an unknown world or an unsupported torch."""
     require_torch()
-    found = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
     if not isinstance(world, RankPool) and world not in ("auto", "fake", "gloo", "nccl"):
         raise WorkbenchError(f"world {world!r} is none of auto, fake, gloo, nccl")
-    return found
+    return recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
 
 
 def on_ranks(
     recipe: Recipe, world: WorldChoice | RankPool, function: Callable[..., Answer], *args: Any,
     timeout: float, progress: Progress, began: float | None = None,
-) -> tuple[World, list[Answer]]:
-    """Call `function(recipe, *args, post)` on every rank of the recipe's mesh; the world, and the ranks' answers.
+) -> list[Answer]:
+    """Call `function(recipe, *args, post)` on every rank of the recipe's mesh; the ranks' answers.
 
     A fake world has the answer of one rank. In a process that is a rank already, every rank gets all answers. post:
     tells the stages of rank 0 to `progress`, and times the start from `began` on, without starting new processes.
@@ -54,21 +51,17 @@ def on_ranks(
     began, steps = time.perf_counter() if began is None else began, recipe.training.steps
     check_buildable(recipe, world.backend if isinstance(world, RankPool) else world)
     if world == "fake":
-        with fake_world(recipe.mesh.world_size) as here, telling(progress) as tell:
-            return here, [function(recipe, *args, Post(tell.hear, steps, began))]
+        with fake_world(recipe.mesh.world_size), telling(progress) as tell:
+            return [function(recipe, *args, Post(tell.hear, steps, began))]
     if among_ranks(world):
-        with joined(recipe, world, timeout=timeout) as here:
-            with telling(here.rank == 0 and progress) as tell:
-                mine = function(recipe, *args, Post(tell.hear, steps, began))
-            return here, gathered(mine)
+        with joined(recipe, world, timeout=timeout) as here, telling(here.rank == 0 and progress) as tell:
+            return gathered(function(recipe, *args, Post(tell.hear, steps, began)))
     before = time.perf_counter() - began
     with telling(progress) as tell:
         tell(f"start {counted(recipe.mesh.world_size, 'rank')}")
         with pool_of(recipe, world, timeout) as pool:
-            given = function, recipe, args, type(tell) is not Teller, before
-            answers = pool.run_on(range(pool.size), _with_post, given, progress=tell.hear)
-        device = torch.device("cuda" if pool.backend == "nccl" else "cpu")
-        return World(pool.backend, pool.size, 0, device), answers  # type: ignore[arg-type]
+            call = function, recipe, args, type(tell) is not Teller, before
+            return pool.run_on(range(pool.size), _with_post, call, progress=tell.hear)
 
 
 def _with_post(
@@ -82,33 +75,19 @@ def _with_post(
 @contextmanager
 def pool_of(recipe: Recipe, world: WorldChoice | RankPool, timeout: float) -> Iterator[RankPool]:
     """Ranks for the recipe's mesh: those of the pool given, which stays open, or new ones."""
-    size = recipe.mesh.world_size
     if isinstance(world, RankPool):
-        if world.size != size:
-            raise WorldError(
-                f"recipe {recipe.name!r} needs {counted(size, 'rank')}, and this pool has {world.size}: "
-                f"change the mesh, or start ranks({size})"
-            )
+        _require_size(recipe, world.size, "this pool has")
         yield world
-        return
-    if world == "nccl":
-        refuse_nccl(size)
-    with ranks(size, backend=world, timeout=timeout) as pool:
-        yield pool
+    else:
+        with ranks(recipe.mesh.world_size, backend=world, timeout=timeout) as pool:
+            yield pool
 
 
-def refuse_nccl(ranks_here: int) -> None:
-    """Say it where NCCL would have too few GPUs."""
-    found = gpus()
-    if not found:
-        raise WorldError(
-            "world nccl needs GPUs, and no CUDA GPU can be used here: take world gloo, or fake"
-        )
-    if found < ranks_here:
-        raise WorldError(
-            f"world nccl needs a GPU for each of the {ranks_here} ranks, and this machine has "
-            f"{counted(found, 'GPU')}: make the mesh smaller, or take world gloo"
-        )
+def _require_size(recipe: Recipe, size: int, who: str) -> None:
+    count = recipe.mesh.world_size
+    if count != size:
+        raise WorldError(f"recipe {recipe.name!r} needs {counted(count, 'rank')}, and {who} {size}: change the mesh, "
+                         f"or start {counted(count, 'rank')}")
 
 
 def launched() -> bool:
@@ -127,35 +106,18 @@ def joined(
 ) -> Iterator[World]:
     """The world that this process is a rank of already, or that torchrun started it for: left again at the end.
 
-    kind and timeout are those of `run`. WorldError where the recipe's mesh has another size, or nothing started ranks.
+    kind and timeout are those of `run`. WorldError where the recipe's mesh has another size.
     """
     if dist.is_initialized():
-        yield _fitting(current_world(), recipe)
+        world = current_world()
+        _require_size(recipe, world.size, f"this {world.kind} world has")
+        yield world
         return
-    if not launched():
-        count = recipe.mesh.world_size
-        raise WorldError(
-            f"recipe {recipe.name!r} needs {counted(count, 'rank')}, and nothing started this "
-            f"process as one: start it with torchrun --nproc-per-node {count}"
-        )
-    size, local = (
-        int(os.environ["WORLD_SIZE"]),
-        int(os.environ.get("LOCAL_RANK", os.environ["RANK"])),
-    )
+    size = int(os.environ["WORLD_SIZE"])
+    local = int(os.environ.get("LOCAL_RANK", os.environ["RANK"]))
     here = int(os.environ.get("LOCAL_WORLD_SIZE", size))
-    found = gpus()
-    if recipe.mesh.world_size != size:
-        raise WorldError(
-            f"recipe {recipe.name!r} needs {recipe.mesh.world_size} ranks, and torchrun started {size}: "
-            f"change the mesh with --set, or start {recipe.mesh.world_size} ranks"
-        )
-    if kind == "nccl":
-        refuse_nccl(here)
-    backend = (
-        "nccl"
-        if kind == "nccl" or (kind == "auto" and found >= here and dist.is_nccl_available())
-        else "gloo"
-    )
+    _require_size(recipe, size, "torchrun started")
+    backend = resolve(kind, here)
     device = own_gpu(backend, local)
     with one_worker_thread():
         dist.init_process_group(backend, timeout=timedelta(seconds=timeout), device_id=device)
@@ -164,12 +126,3 @@ def joined(
         finally:
             close_recorders()
             dist.destroy_process_group()
-
-
-def _fitting(world: World, recipe: Recipe) -> World:
-    if recipe.mesh.world_size != world.size:
-        raise WorldError(
-            f"recipe {recipe.name!r} needs {recipe.mesh.world_size} ranks, and this {world.kind} world "
-            f"has {world.size}: change the mesh, or run on {recipe.mesh.world_size} ranks"
-        )
-    return world

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import statistics
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,48 +16,26 @@ from torch.fx import GraphModule
 
 from workbench.checks.collectives import gathered
 from workbench.checks.order import times_of
-from workbench.checks.verdicts import Verdict
+from workbench.checks.verdicts import Outcome, Verdict, worst
 from workbench.errors import WorkbenchError
 from workbench.graph.read.peak import StepPeak, step_peak
 from workbench.pipeline.build import Built, build
 from workbench.pipeline.machine import machine, versions
-from workbench.pipeline.measured_run import measured
+from workbench.pipeline.measured_run import run_of_kernels
 from workbench.pipeline.progress import REPORTS, Post, Progress
 from workbench.pipeline.proofs.executed_proof import note_executed
 from workbench.pipeline.proofs.time_proof import time_graphs
 from workbench.pipeline.recipe_ranks import WorldChoice, among_ranks, on_ranks, runnable
-from workbench.pipeline.report import Report, check_expectations, gravest_rank, merge_rows
-from workbench.pipeline.report_data import PassRow, Peak, median_step
+from workbench.pipeline.report import Expectation, PassRow, Peak, Report
 from workbench.pipeline.roofline import matmul_ceiling, roofline
-from workbench.pipeline.run_passes import Level, PassRecord
-from workbench.pipeline.step_profile import StepProfile, profile_step
-from workbench.pipeline.text_data import load_text
-from workbench.pipeline.train import Batches, Training, check_saving, recipe_of, train
+from workbench.pipeline.run_passes import Level
+from workbench.pipeline.step_profile import Kernel, StepProfile, profiled, step_profile
+from workbench.pipeline.train import Batches, Training, check_saving, recipe_of, text_of, train
 from workbench.recipe.files import write_whole
 from workbench.recipe.recipe import Recipe
 from workbench.torch_api.restoring import restoring_module
 from workbench.world.mesh import World, current_world
 from workbench.world.ranks import RankPool
-
-LIGHT = "level light runs no graph: ask for level full"
-
-
-@dataclass
-class RankResult:
-    """What one rank sends back: plain data, no graphs."""
-
-    rows: list[PassRow]
-    schedule: Verdict
-    pipeline: list[Verdict]
-    seconds: dict[str, float]
-    saved_bytes: int
-    flop: int
-    training: Training | None
-    ceiling: float | None
-    profile: StepProfile | None
-    peak: Peak | None = None
-    not_run: str = ""
-    start: tuple[float, float] | None = None
 
 
 def run(
@@ -84,60 +63,40 @@ def run(
     began = time.perf_counter()
     recipe = runnable(recipe, world)
     if world == "fake" and checkpoints is not None:
-        raise WorkbenchError(
-            f"checkpoints {checkpoints}: a fake world trains nothing: take world gloo or nccl"
-        )
+        raise WorkbenchError(f"checkpoints {checkpoints}: a fake world trains nothing: take world gloo or nccl")
     check_saving(recipe, checkpoints, save_every)
     folder = None if checkpoints is None else Path(checkpoints).absolute()
     if world != "fake":
-        load_text(
-            recipe.data.path,
-            seq_len=recipe.data.seq_len,
-            vocab_size=int(recipe.model.sizes()["vocab_size"]),
-        )
-    here, results = on_ranks(recipe, world, on_rank, level, folder, save_every, timeout=timeout,
-                             progress=progress, began=began)
-    report = report_of(recipe, here, level, results)
-    return report if world != "fake" and among_ranks(world) else _kept(report)
-
-
-def _start(ranks: list[tuple[float, float]]) -> float | None:
-    """Seconds of the slowest rank. Joining counts for the rank that came last, for which the others waited."""
-    return (
-        min(joining for joining, _ in ranks) + max(later for _, later in ranks) if ranks else None
-    )
-
-
-def _kept(report: Report) -> Report:
-    folder = os.environ.get(REPORTS)
-    if folder:
-        number = len(list(Path(folder).glob("*.json"))) + 1
-        path = Path(folder) / f"report_{number}_{report.recipe.name}.json"
-        report.to_json(path)
-        write_whole(path.with_suffix(".txt"), report.table(reasoned=False) + "\n")
+        text_of(recipe)  # what is wrong with it is said before any rank starts
+    report = merged(on_ranks(recipe, world, on_rank, level, folder, save_every, timeout=timeout, progress=progress,
+                             began=began))
+    if (world == "fake" or not among_ranks(world)) and os.environ.get(REPORTS):
+        _keep(report, Path(os.environ[REPORTS]))
     return report
+
+
+def _keep(report: Report, folder: Path) -> None:
+    path = folder / f"report_{len(list(folder.glob('*.json'))) + 1}_{report.recipe.name}.json"
+    report.to_json(path)
+    write_whole(path.with_suffix(".txt"), report.table(reasoned=False) + "\n")
 
 
 def on_rank(
     recipe: Recipe, level: Level, folder: Path | None, save_every: int | None, post: Post
-) -> RankResult:
+) -> Report:
     """One rank's part of `run`: every rank of the world calls it. folder: that of the checkpoints."""
     world = current_world()
     # a pass without effect is told in the report, which a strict recipe then fails: no rank raises alone
-    built = build(
-        recipe.model_copy(update={"strict": False}), world, level=level, progress=post.stage
-    )
+    built = build(recipe.model_copy(update={"strict": False}), world, level=level, progress=post.stage)
     training = None
     if world.kind in ("gloo", "nccl"):
         if level == "full":
             post.stage("time")
             time_graphs(built.records, built.step)
         post.stage("train")
-        training = train(
-            built.authored, built.step, progress=post.step, folder=folder, save_every=save_every
-        )
+        training = train(built.authored, built.step, progress=post.step, folder=folder, save_every=save_every)
         post.stage("measure")
-    return replace(_result(built, recipe, level, training), start=post.start)
+    return replace(_measured(built, recipe, level, training), start_seconds=start_seconds(post))
 
 
 def report_here(built: Built, training: Training) -> Report:
@@ -145,60 +104,84 @@ def report_here(built: Built, training: Training) -> Report:
 
     Every rank calls it, once: it closes the step.
     """
-    recipe = recipe_of(built.authored)
-    results = gathered(_result(built, recipe, "light", training))
-    return report_of(recipe, built.authored.world, "light", results)
+    return merged(gathered(_measured(built, recipe_of(built.authored), "light", training)))
 
 
-def _result(built: Built, recipe: Recipe, level: Level, training: Training | None) -> RankResult:
-    """What this rank has to say, once it has trained, and what is measured then. Closes the step."""
+def _measured(built: Built, recipe: Recipe, level: Level, training: Training | None) -> Report:
+    """This rank's report, once it has trained, with what is measured then. Closes the step."""
     world = built.authored.world
-    ceiling, profile = None, None
-    peak = Peak(predicted_peak(built), training.peak_bytes if training is not None else None)
+    profile = None
     if training is not None:
-        once = partial(_once, built, Batches(built.authored).first())
-        with restoring_module(built.authored.module, built.step.written):
-            note_executed(built.known, once)
-        if world.device.type == "cuda":
-            profile = profile_step(once, built.authored.module, built.step.written)
-            _profile_order(built, once)
+        profile = _profiled(built)
         built.step.close()
-        ceiling = matmul_ceiling(world, getattr(torch, recipe.precision.param))
-    rows = [pass_row(record, recipe) for record in built.records]
-    return RankResult(rows, built.schedule, built.pipeline, built.seconds, built.saved_bytes, built.flop, training,
-                      ceiling, profile, peak, _why_not_run(world, level))
+    not_run = "level light runs no graph: ask for level full" if level == "light" else ""
+    if training is None:
+        not_run = f"a {world.kind} world has neither values nor speed: run on real ranks"
+    return rank_report(
+        recipe, world, training, built.flop, level=level, seconds=built.seconds,
+        passes=[PassRow.of(record) for record in built.records], schedule=built.schedule, pipeline=built.pipeline,
+        saved_bytes=built.saved_bytes, profile=profile, not_run=not_run, peak=predicted_peak(built),
+    )
 
 
-def _once(built: Built, batch: tuple[Any, ...]) -> None:
-    # a replayed step refuses to write over gradients that are held
-    built.authored.module.zero_grad(set_to_none=True)
-    built.step.once(*batch)
+def rank_report(
+    recipe: Recipe, world: World, training: Training | None, flop: int, *, peak: StepPeak | None, saved_bytes: int,
+    **more: Any,
+) -> Report:
+    """What one rank reports. Every rank calls it: it measures how fast they multiply. flop: of this rank's step.
+    more: the other fields of the report.
+    """
+    dtype, tokens = recipe.precision.param, recipe.data.seq_len * recipe.data.batch_per_rank * recipe.mesh.dp
+    ceiling = None if training is None else matmul_ceiling(world, getattr(torch, dtype))
+    measured = None if training is None else training.peak_bytes
+    reason = f"a {world.kind} world runs nothing: no ceiling to measure" if ceiling is None else ""
+    return Report(
+        recipe=recipe, world={"kind": world.kind, "size": world.size, "axes": dict(recipe.mesh.axes)},
+        machine=machine(), versions=versions(), training=training, saved_bytes=saved_bytes,
+        roofline=roofline(flop / tokens, dtype, tokens, ceiling, None, reason),
+        peak=Peak(peak, measured),
+        expectations=check_expectations(recipe, training, saved_bytes), **more,
+    )
 
 
-def _profile_order(built: Built, once: Callable[[], None]) -> None:
-    """Profile a step on this rank's GPU, where a pass has hidden collectives behind compute."""
-    chosen = built.step.split.facts.order
-    asked = chosen is not None and bool(chosen.hidden)
-    if any(gathered(asked)):  # local shapes may differ, and a step has collectives
-        ran = measured(once, built.step)
+def _profiled(built: Built) -> StepProfile | None:
+    """Note what one step ran, for the verdicts: on a GPU by one profile, which is returned."""
+    module, step, batch = built.authored.module, built.step, Batches(built.authored).first()
+
+    def once() -> None:
+        module.zero_grad(set_to_none=True)  # a replayed step refuses to write over gradients that are held
+        step.once(*batch)
+
+    with restoring_module(module, step.written):
+        if built.authored.world.device.type != "cuda":
+            note_executed(built.known, once)
+            return None
+        kernels, launches = profiled(once)
+    note_kernels(built, kernels)
+    return step_profile(kernels, launches)
+
+
+def note_kernels(built: Built, kernels: Sequence[Kernel]) -> None:
+    """Note which kernels one step ran, and how they kept the order that a pass chose. Every rank calls it."""
+    split = built.step.split
+    built.known.ran = Counter(kernel.name for kernel in kernels)
+    order = split.facts.order
+    if any(gathered(order is not None and bool(order.hidden))):  # local shapes may differ
+        ran = run_of_kernels(kernels, split.by_part, f"measured on {torch.cuda.get_device_name()}")
         times = gathered(times_of(ran))
-        if chosen is not None and asked:
-            built.known.profile = chosen, ran, times
+        if order is not None and order.hidden:
+            built.known.profile = order, ran, times
 
 
-def _why_not_run(world: World, level: Level) -> str:
-    """Why the graphs before and after a pass were neither compared nor timed; "" where they were."""
-    if world.kind not in ("gloo", "nccl"):
-        return f"a {world.kind} world has neither values nor speed: run on real ranks"
-    return LIGHT if level == "light" else ""
+def start_seconds(post: Post) -> float | None:
+    """From the start of the run to the end of the first step, on the slowest rank; None where nothing trained.
 
-
-def pass_row(record: PassRecord, recipe: Recipe) -> PassRow:
-    """What a report says of one pass."""
-    contract, verdicts = record.item.contract, record.verdicts
-    return PassRow(record.name, record.stage, contract.numerics, contract.tolerance, record.seconds,
-                   record.verify_seconds, verdicts, record.name in recipe.expect.no_effect, record.memory,
-                   record.ran_for)
+    Every rank calls it. Joining counts for the rank that came last, for which the others waited.
+    """
+    if post.start is None:
+        return None
+    joining, later = zip(*gathered(post.start), strict=True)
+    return float(min(joining) + max(later))
 
 
 def predicted_peak(built: Built) -> StepPeak:
@@ -206,47 +189,62 @@ def predicted_peak(built: Built) -> StepPeak:
     return peak_by(built.step.split.graphs, [record.name for record in built.records])
 
 
-def peak_by(
-    graphs: tuple[GraphModule, ...], passes: Sequence[str], *, gpu: bool = False
-) -> StepPeak:
+def peak_by(graphs: tuple[GraphModule, ...], passes: Sequence[str], *, gpu: bool = False) -> StepPeak:
     """The peak of a step of these graphs, which lowering and replay passes among `passes` will run."""
-    return step_peak(
-        graphs, fused="full_inductor_compilation" in passes, replayed="cudagraph" in passes, gpu=gpu
+    return step_peak(graphs, fused="full_inductor_compilation" in passes, replayed="cudagraph" in passes, gpu=gpu)
+
+
+def merged(ranks: Sequence[Report]) -> Report:
+    """One report of those of all ranks, or of one rank of a fake world: the others of its mesh hold as much."""
+    first = ranks[0]
+    size, tokens = first.world["size"], first.training.tokens_per_step if first.training else 1
+    flop = sum(rank.roofline.flop_per_token for rank in ranks) * size / len(ranks)
+    peaks = [rank.peak.measured for rank in ranks if rank.peak and rank.peak.measured is not None]
+    return replace(
+        first,
+        machine=first.machine | ({"peak_bytes_by_rank": peaks} if peaks else {}),
+        passes=merge_rows([rank.passes for rank in ranks]),
+        schedule=gravest_rank([rank.schedule for rank in ranks]),
+        pipeline=[gravest_rank(same) for same in zip(*(rank.pipeline for rank in ranks), strict=True)],
+        roofline=roofline(flop, first.roofline.dtype, tokens, first.roofline.ceiling, first.step_seconds,
+                          first.roofline.reason),
     )
 
 
-def report_of(recipe: Recipe, world: World, level: str, results: list[RankResult]) -> Report:
-    """The report of what each rank of `world` has sent back."""
-    first = results[0]
-    tokens = recipe.data.seq_len * recipe.data.batch_per_rank * recipe.mesh.dp
-    # a fake world builds one rank: the others of its mesh hold as much
-    flop = sum(r.flop for r in results) if len(results) == world.size else first.flop * world.size
-    reason = (
-        ""
-        if first.ceiling is not None
-        else f"a {world.kind} world runs nothing: no ceiling to measure"
-    )
-    peaks = [
-        r.training.peak_bytes for r in results if r.training and r.training.peak_bytes is not None
-    ]
-    pipeline = [gravest_rank(same) for same in zip(*(r.pipeline for r in results), strict=True)]
-    return Report(
-        recipe=recipe,
-        world={"kind": world.kind, "size": world.size, "axes": dict(recipe.mesh.axes)},
-        level=level,
-        machine=machine() | ({"peak_bytes_by_rank": peaks} if peaks else {}),
-        versions=versions(),
-        seconds=first.seconds,
-        start_seconds=_start([r.start for r in results if r.start is not None]),
-        passes=merge_rows([r.rows for r in results]),
-        schedule=gravest_rank([r.schedule for r in results]),
-        pipeline=pipeline,
-        roofline=roofline(flop / tokens, recipe.precision.param, tokens, first.ceiling, median_step(first.training),
-                          reason),
-        saved_bytes=first.saved_bytes,
-        training=first.training,
-        profile=first.profile,
-        peak=first.peak,
-        not_run=first.not_run,
-        expectations=check_expectations(recipe, first.training, first.saved_bytes),
-    )
+def gravest_rank(ranks: Sequence[Verdict]) -> Verdict:
+    """One verdict for all ranks: rank 0's where they agree, otherwise the gravest, with its rank."""
+    gravest = worst(ranks)
+    if ranks[0].outcome is gravest:
+        return ranks[0]
+    rank = next(i for i, verdict in enumerate(ranks) if verdict.outcome is gravest)
+    return replace(ranks[rank], message=f"rank {rank}: {ranks[rank].message}")
+
+
+def merge_rows(ranks: Sequence[Sequence[PassRow]]) -> list[PassRow]:
+    """The ranks' rows as one list; ranks ran the same passes, or the schedules would have differed."""
+    rows = []
+    for same in zip(*ranks, strict=True):
+        checks = zip(*(row.verdicts for row in same), strict=True)
+        rows.append(replace(same[0], verdicts=[gravest_rank(verdicts) for verdicts in checks]))
+    return rows
+
+
+def check_expectations(recipe: Recipe, training: Training | None, saved_bytes: int) -> list[Expectation]:
+    """What the recipe expects beside the passes' contracts. The loss falls if the last fifth is below the first."""
+    expectations = []
+    if recipe.expect.loss_falls:
+        losses = training.losses if training is not None else []
+        if len(losses) < 2:
+            why = "one step has no course: set training.steps to 2" if losses else "a fake world trains nothing"
+            expectations.append(Expectation("loss_falls", Outcome.UNKNOWN, why))
+        else:
+            part = max(1, len(losses) // 5)
+            first, last = statistics.fmean(losses[:part]), statistics.fmean(losses[-part:])
+            outcome = Outcome.PASS if last < first else Outcome.FAIL
+            expectations.append(Expectation("loss_falls", outcome, f"from {first:.4f} to {last:.4f}"))
+    limit = recipe.expect.max_saved_bytes
+    if limit is not None:
+        outcome = Outcome.PASS if saved_bytes <= limit else Outcome.FAIL
+        message = f"{saved_bytes:,} bytes saved, at most {limit:,}"
+        expectations.append(Expectation("max_saved_bytes", outcome, message))
+    return expectations

@@ -60,7 +60,7 @@ def choose(spec: PassSpec | str | Mapping[str, Any], stages: Collection[Stage],
     if item.contract.stage not in stages:
         raise WorkbenchError(
             f"pass {spec.name!r} runs on the {item.contract.stage} stage, and {where} runs "
-            f"{' and '.join(stages)} passes: give it to the other list"
+            f"{' and '.join(stages)} passes: list it there, or drop it"
         )
     try:
         return item, item.contract.options.model_validate(dict(spec.options))
@@ -106,24 +106,19 @@ def apply_pass(
     """The pass's result, of the type that its stage asks for. Its errors are raised as WorkbenchError with its name."""
     callables = item.contract.stage in (Stage.LOWERING, Stage.REPLAY)
     graph = graph_of(given)
-    facts = facts_of(graph)
+    facts, convention = facts_of(graph), aot.convention_of(graph)
     where = f"pass {item.name!r} on the {facts.part} graph"
     if "static_shapes" in item.contract.needs:
         _require_static(graph, where)
-    convention = aot.convention_of(graph)
     try:
         with no_exit(where):
             result = item.function(given, example_inputs, options=options)
     except WorkbenchError:
         raise
     except Exception as error:
-        raise WorkbenchError(
-            f"{where} raised {type(error).__name__}: {error}{place_of(error)}"
-        ) from error
+        raise WorkbenchError(f"{where} raised {type(error).__name__}: {error}{place_of(error)}") from error
     if not (callable(result) if callables else isinstance(result, GraphModule)):
-        wanted = (
-            "a callable" if callables else "the GraphModule, also where it was changed in place"
-        )
+        wanted = "a callable" if callables else "the GraphModule, also where it was changed in place"
         raise WorkbenchError(f"{where} returned {type(result).__name__}: return {wanted}")
     if not callables:
         set_facts(result, facts)
@@ -134,10 +129,8 @@ def apply_pass(
 def _require_static(graph: GraphModule, where: str) -> None:
     read = next((n for n in graph.graph.nodes if is_symbolic(n.meta.get("val"))), None)
     if read is not None:
-        raise WorkbenchError(
-            f"{where}: it needs sizes that are the same in every step, and that of {read.name} "
-            f"({module_path(read) or 'an input'}) is read from the device: give it a static size"
-        )
+        raise WorkbenchError(f"{where}: it needs sizes that are the same in every step, and that of {read.name} "
+                             f"({module_path(read) or 'an input'}) is read from the device: give it a static size")
 
 
 def _run_pass(item: RegisteredPass, options: Any, before: tuple[Any, ...], known: Known,

@@ -4,29 +4,29 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from workbench.pipeline.gpu_communication import (
-    COMPUTE,
-    Interval,
-    host_copy,
-    kind_of,
-    length,
-    union,
-    waits_counted,
-    waits_inside,
-)
-from workbench.torch_api.restoring import restoring_module
+from workbench.pipeline import gpu_communication as gpu
 
 LONGEST, NAME = 20, 120
 _MARK = "workbench: the measured step"
 _KIND = re.compile(r"^ncclDevKernel_([A-Za-z]+).*$")
+
+
+class Kernel(NamedTuple):
+    """One kernel of a profile, in microseconds. launched: when the CPU's call for it ended, if the profile has it."""
+
+    name: str
+    stream: int
+    begin: float
+    end: float
+    launched: float = float("-inf")
 
 
 @dataclass(frozen=True)
@@ -53,57 +53,56 @@ class StepProfile:
     waiting_ms: float = 0.0
 
     def __str__(self) -> str:
-        copied = (
-            f" host copies {self.copies_ms:,.1f} ms, {self.exposed_copies_ms:,.1f} ms of it exposed;"
-            if self.copies_ms
-            else ""
-        )
-        copied += f" {waits_counted(self.waiting_ms)};" if self.waiting_ms else ""
+        copied = waiting = ""
+        if self.copies_ms:
+            copied = f" host copies {self.copies_ms:,.1f} ms, {self.exposed_copies_ms:,.1f} ms of it exposed;"
+        if self.waiting_ms:
+            waiting = f" {gpu.waits_counted(self.waiting_ms)};"
         return (
             f"kernels {self.kernels_ms:,.1f} ms, NCCL {self.nccl_ms:,.1f} ms, {self.exposed_nccl_ms:,.1f} ms of it "
-            f"exposed;{copied} {self.kernels:,} kernels in {self.launches:,} launches"
+            f"exposed;{copied}{waiting} {self.kernels:,} kernels in {self.launches:,} launches"
         )
 
 
-def covered(spans: Iterable[Interval]) -> float:
-    """The time that the (begin, end) spans cover: where several overlap, it counts once."""
-    return length(union(spans))
+def covered(spans: Iterable[gpu.Interval]) -> float:
+    """Milliseconds that the (begin, end) spans cover, in µs: where several overlap, the time counts once."""
+    return gpu.length(gpu.union(spans)) / 1e3
 
 
-def step_profile(kernels: Sequence[tuple[str, float, float]], launches: int = 0) -> StepProfile:
-    """From (name, start, end) of each kernel, in µs: kernels that are not NCCL's, NCCL's, and NCCL's alone."""
-    nccl: dict[str, list[Interval]] = {}
-    compute, copies = list[Interval](), list[Interval]()
+def step_profile(kernels: Sequence[Kernel], launches: int = 0) -> StepProfile:
+    """How long kernels ran that are not NCCL's, NCCL's, and NCCL's alone."""
+    nccl: dict[str, list[gpu.Interval]] = {}
+    compute, copies, waiting = list[gpu.Interval](), list[gpu.Interval](), list[gpu.Interval]()
     spent: Counter[str] = Counter()
-    for name, begin, end in kernels:
-        spent[name[:NAME]] += (end - begin) / 1e3  # type: ignore[assignment]
-        if host_copy(name):
-            copies.append((begin, end))
-        elif kind_of(name) != COMPUTE:
-            nccl.setdefault(_KIND.sub(r"\1", name), []).append((begin, end))
+    for kernel in kernels:
+        name, span = kernel.name, (kernel.begin, kernel.end)
+        spent[name[:NAME]] += (kernel.end - kernel.begin) / 1e3  # type: ignore[assignment]
+        if gpu.waits_inside(name):
+            waiting.append(span)
+        if gpu.host_copy(name):
+            copies.append(span)
+        elif gpu.kind_of(name) != gpu.COMPUTE:
+            nccl.setdefault(_KIND.sub(r"\1", name), []).append(span)
         else:
-            compute.append((begin, end))
-    busy = covered(compute)
+            compute.append(span)
+
+    def exposed(spans: Sequence[gpu.Interval]) -> float:
+        return covered([*spans, *compute]) - covered(compute)
+
     every = [span for spans in nccl.values() for span in spans]
-    exposed = {kind: (covered(spans + compute) - busy) / 1e3 for kind, spans in nccl.items()}
-    return StepProfile(busy / 1e3, covered(every) / 1e3, (covered(every + compute) - busy) / 1e3, len(kernels),
-                       launches, exposed, dict(spent.most_common(LONGEST)), covered(copies) / 1e3,
-                       (covered(copies + compute) - busy) / 1e3,
-                       covered((begin, end) for name, begin, end in kernels if waits_inside(name)) / 1e3)
+    return StepProfile(covered(compute), covered(every), exposed(every), len(kernels), launches,
+                       {kind: exposed(spans) for kind, spans in nccl.items()}, dict(spent.most_common(LONGEST)),
+                       covered(copies), exposed(copies), covered(waiting))
 
 
 def since(events: Sequence[Any], mark: str) -> list[Any]:
     """The events of a profile from the range called `mark` on, without the range itself."""
-    begin = max(
-        e.time_range.start for e in events if e.name == mark and e.device_type == DeviceType.CPU
-    )
+    begin = max(e.time_range.start for e in events if e.name == mark and e.device_type == DeviceType.CPU)
     return [e for e in events if e.name != mark and e.time_range.start >= begin]
 
 
-def profiled(step: Callable[[], Any]) -> tuple[list[Any], list[Any]]:
-    """Run `step` twice, the second time measured: events of its kernels, and of the calls that launched them.
-
-    A kernel and its call have one `id`.
+def profiled(step: Callable[[], Any]) -> tuple[list[Kernel], int]:
+    """Run `step` twice, the second time measured: its kernels, and the number of calls that launched them.
 
     The first run under the profiler pays for its start, which takes each rank another time: NCCL's kernels would
     wait for the slowest rank, and that would count as exposed. Needs a CUDA device.
@@ -116,33 +115,9 @@ def profiled(step: Callable[[], Any]) -> tuple[list[Any], list[Any]]:
             step()
             torch.cuda.synchronize()
     events = since(seen.events() or [], _MARK)
-    launches = [e for e in events if "LaunchKernel" in e.name or "GraphLaunch" in e.name]
-    return [
-        e for e in events if e.device_type == DeviceType.CUDA and not e.is_user_annotation
-    ], launches
-
-
-def profile_of(step: Callable[[], Any]) -> StepProfile:
-    """Run `step` twice, the second time profiled. Needs a CUDA device."""
-    kernels, launches = profiled(step)
-    return step_profile(
-        [(e.name, e.time_range.start, e.time_range.end) for e in kernels], len(launches)
-    )
-
-
-def profile_step(
-    step: Callable[[], Any], module: torch.nn.Module, written: Collection[str] = ()
-) -> StepProfile:
-    """Run `step` twice, the second time profiled; every rank calls it. Needs a CUDA device.
-
-    The module's gradients are dropped before each run: a replayed step refuses to write over gradients that are held.
-    Otherwise it stays as it was: see `restoring_module`, also for `written`.
-    """
-
-    def once() -> None:
-        module.zero_grad(set_to_none=True)
-        step()
-
-    module.zero_grad(set_to_none=True)
-    with restoring_module(module, written):
-        return profile_of(once)
+    calls = [e for e in events if "LaunchKernel" in e.name or "GraphLaunch" in e.name]
+    launched = {call.id: call.time_range.end for call in calls}  # a kernel has the id of its call
+    kernels = [Kernel(e.name, int(e.device_resource_id), e.time_range.start, e.time_range.end,
+                      launched.get(e.id, float("-inf")))
+               for e in events if e.device_type == DeviceType.CUDA and not e.is_user_annotation]
+    return kernels, len(calls)

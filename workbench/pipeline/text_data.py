@@ -14,20 +14,14 @@ from workbench.errors import WorkbenchError
 
 BYTES = 256
 """Different tokens that byte-level text has."""
-
+MOST_BYTES = 4_000_000
 _SKIPPED = {"__pycache__", "site-packages", "dist-packages", "test", "tests", "idlelib"}
-
-
-class DataError(WorkbenchError):
-    """No usable text: the message names the folder or file and what to do."""
 
 
 @dataclass(frozen=True, eq=False)
 class ByteText:
     """Text as one row of bytes: uint8, shape (bytes,)."""
 
-    source: str
-    files: int
     data: torch.Tensor
 
     def batch(
@@ -39,88 +33,52 @@ class ByteText:
         read what one rank of four reads.
         """
         places = self.data.numel() - seq_len
-        if places < 1:
-            raise DataError(
-                f"{self.source}: {self.data.numel()} bytes of text are too few for data.seq_len {seq_len}: "
-                f"give at least {seq_len + 1}, or a shorter sequence"
-            )
-        rows = range(dp_rank * batch_per_rank, (dp_rank + 1) * batch_per_rank)
-        starts = [_draw(f"{seed}/{step}/{row}") % places for row in rows]
-        both = torch.stack([self.data[s : s + seq_len + 1] for s in starts]).long()
+        starts = []
+        for row in range(dp_rank * batch_per_rank, (dp_rank + 1) * batch_per_rank):
+            digest = hashlib.blake2b(f"{seed}/{step}/{row}".encode(), digest_size=8).digest()
+            starts.append(int.from_bytes(digest, "big") % places)
+        both = torch.stack([self.data[start : start + seq_len + 1] for start in starts]).long()
         return both[:, :-1].contiguous(), both[:, 1:].contiguous()
 
 
-def load_text(
-    path: str | Path | None = None,
-    *,
-    seq_len: int = 1,
-    vocab_size: int = BYTES,
-    max_bytes: int = 4_000_000,
-) -> ByteText:
-    """Read up to `max_bytes` of a folder's text files, sorted by path; None reads the standard library's `*.py`.
+def load_text(path: str | Path | None = None, *, seq_len: int = 1, vocab_size: int = BYTES) -> ByteText:
+    """Read up to MOST_BYTES of a folder's text files, sorted by path; None reads the standard library's `*.py`.
 
     A NUL stands between two files: it ends a document. Hidden files and files that hold one are passed over.
-    Raises DataError: a missing, unreadable or empty folder, an unreadable file, less text than one sequence of
+    Raises WorkbenchError: a missing, unreadable or empty folder, an unreadable file, less text than one sequence of
     `seq_len` and its target, or a vocabulary smaller than the 256 bytes.
     """
     if vocab_size < BYTES:
-        raise DataError(
-            f"model.vocab_size {vocab_size} is less than the {BYTES} bytes of byte-level text: "
-            f"set it to {BYTES} or more"
-        )
+        raise WorkbenchError(f"model.vocab_size {vocab_size} is less than the {BYTES} bytes of byte-level text: "
+                             f"set it to {BYTES} or more")
     folder = Path(sysconfig.get_path("stdlib") if path is None else path).expanduser()
-    if not folder.is_dir():
-        what = "is a file" if folder.exists() else "does not exist"
-        raise DataError(
-            f"data.path {str(folder)!r} {what}: give a folder of text files, or leave it out for the "
-            f"sources of Python's standard library"
-        )
-    text = bytearray()
-    files = 0
-    for file in _files(folder, "*.py" if path is None else "*"):
-        content = _read(file, max_bytes - len(text))
-        if b"\0" in content or not content:
-            continue
-        text += (b"\0" if files else b"") + content
-        files += 1
-        if len(text) >= max_bytes:
-            break
-    if not files:
-        raise DataError(
-            f"data.path {str(folder)!r} holds no text: put text files in it, or leave data.path out"
-        )
+    files, size = list[bytes](), 0
+    try:
+        for file in _files(folder, "*.py" if path is None else "*"):
+            with file.open("rb") as stream:
+                content = stream.read(MOST_BYTES - size)
+            if content and b"\0" not in content:
+                files.append(content)
+                size += len(content) + 1
+            if size >= MOST_BYTES:
+                break
+    except OSError as error:
+        raise WorkbenchError(f"data.path {str(folder)!r}: {error.filename} cannot be read ({error.strerror}): give a "
+                             "folder of text files, or leave it out for the sources of Python's standard library"
+                             ) from None
+    text = b"\0".join(files)
     if len(text) < seq_len + 1:
-        raise DataError(
-            f"data.path {str(folder)!r} holds {len(text)} bytes of text, and one sequence with its target "
-            f"needs {seq_len + 1}: add text, or set data.seq_len to {len(text) - 1} or less"
-        )
-    return ByteText(str(folder), files, torch.frombuffer(text[:max_bytes], dtype=torch.uint8))
+        raise WorkbenchError(f"data.path {str(folder)!r} holds {len(text)} bytes of text, and one sequence with its "
+                             f"target needs {seq_len + 1}: add text files, or set a shorter data.seq_len")
+    return ByteText(torch.frombuffer(bytearray(text), dtype=torch.uint8))
 
 
 def _files(folder: Path, pattern: str) -> Iterator[Path]:
     skipped = _SKIPPED if pattern == "*.py" else set()
-    try:
-        entries = sorted(folder.iterdir())
-    except OSError as exc:
-        raise DataError(f"{folder}: cannot be read: {exc.strerror}") from None
-    for entry in entries:
+    for entry in sorted(folder.iterdir()):
         if entry.name.startswith(".") or entry.name in skipped:
             continue
         if entry.is_dir() and not entry.is_symlink():
             yield from _files(entry, pattern)
         elif entry.is_file() and entry.match(pattern):
             yield entry
-
-
-def _read(file: Path, most: int) -> bytes:
-    try:
-        with file.open("rb") as stream:
-            return stream.read(most)
-    except OSError as exc:
-        raise DataError(
-            f"{file}: cannot be read: {exc.strerror}; make it readable, or move it away"
-        ) from None
-
-
-def _draw(key: str) -> int:
-    return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "big")

@@ -13,33 +13,37 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import LRScheduler
 
 from workbench.authoring.authored import Authored
 from workbench.authoring.microbatches import accumulate, cut
 from workbench.errors import WorkbenchError
 from workbench.graph.lower import Step
 from workbench.pipeline.expert_load import ExpertLoad, balance, routed_layers
-from workbench.pipeline.text_data import load_text
+from workbench.pipeline.text_data import ByteText, load_text
 from workbench.recipe.hooks import hook
 from workbench.recipe.recipe import Recipe
+from workbench.recipe.wording import few
 from workbench.torch_api.determinism import deterministic, norm_of
 from workbench.torch_api.distributed.adamw import ShardedAdamW, scalar_dtype
 from workbench.torch_api.restoring import shard_of
 from workbench.world.mesh import coordinates
 
+__all__ = ["Batches", "Training", "apart", "clip", "deterministic", "optimizer_of", "total_norm", "train"]
+
 
 def recipe_of(authored: Authored) -> Recipe:
     """The recipe `authored` was made from; WorkbenchError where there was none."""
     if authored.recipe is None:
-        raise WorkbenchError(
-            "this module was authored without a recipe, which says the data and the training: "
-            "call the step in a loop of your own"
-        )
+        raise WorkbenchError("this module was authored without a recipe, which says the data and the training: "
+                             "call the step in a loop of your own")
     return authored.recipe
 
 
-__all__ = ["Batches", "Training", "apart", "clip", "deterministic", "optimizer_of", "total_norm", "train"]
+def text_of(recipe: Recipe) -> ByteText:
+    """The text that the recipe trains on; WorkbenchError where it is missing, or too short for one sequence."""
+    vocab_size = int(recipe.model.sizes()["vocab_size"])
+    return load_text(recipe.data.path, seq_len=recipe.data.seq_len, vocab_size=vocab_size)
 
 
 class Batches:
@@ -48,34 +52,17 @@ class Batches:
     def __init__(self, authored: Authored):
         recipe = recipe_of(authored)
         place = coordinates(authored.mesh, authored.world.rank)
-        self.spec, self.device, self.accumulate = (
-            recipe.data,
-            authored.world.device,
-            recipe.training.accumulate,
-        )
-        self.dp_rank = place.get("dp_replicate", 0) * recipe.mesh.dp_shard + place.get(
-            "dp_shard", 0
-        )
-        self.text = load_text(
-            self.spec.path,
-            seq_len=self.spec.seq_len,
-            vocab_size=int(recipe.model.sizes()["vocab_size"]),
-        )
+        self.spec, self.device = recipe.data, authored.world.device
+        self.accumulate = recipe.training.accumulate
+        self.dp_rank = place.get("dp_replicate", 0) * recipe.mesh.dp_shard + place.get("dp_shard", 0)
+        self.text = text_of(recipe)
 
-    def at(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-        spec = self.spec
-        batch = self.text.batch(
-            step,
-            seq_len=spec.seq_len,
-            batch_per_rank=spec.batch_per_rank,
-            dp_rank=self.dp_rank,
-            seed=spec.seed,
-        )
+    def at(self, step: int) -> tuple[torch.Tensor, ...]:
+        batch = self.text.batch(step, seq_len=self.spec.seq_len, batch_per_rank=self.spec.batch_per_rank,
+                                dp_rank=self.dp_rank, seed=self.spec.seed)
         if self.device.type == "cuda":  # a copy from other memory would wait for the device
             batch = batch[0].pin_memory(), batch[1].pin_memory()
-        return batch[0].to(self.device, non_blocking=True), batch[1].to(
-            self.device, non_blocking=True
-        )
+        return tuple(tensor.to(self.device, non_blocking=True) for tensor in batch)
 
     def first(self) -> tuple[torch.Tensor, ...]:
         """What a step's graphs take at first: the first microbatch of the first step."""
@@ -107,15 +94,9 @@ class Training:
         """One sentence where a gradient norm was NaN or infinite, or else nothing."""
         if not self.nan_norms:
             return ""
-        did = (
-            "the update was skipped"
-            if self.nan_norm == "skip"
-            else "the update was applied all the same"
-        )
-        steps = ", ".join(map(str, self.nan_norms[:5])) + (
-            " ..." if len(self.nan_norms) > 5 else ""
-        )
-        return f"the gradient norm was NaN or infinite in step {steps}: {did} (training.nan_norm)"
+        did = "skipped" if self.nan_norm == "skip" else "applied all the same"
+        steps = few(list(map(str, self.nan_norms)), 5)
+        return f"the gradient norm was NaN or infinite in step {steps}: the update was {did} (training.nan_norm)"
 
 
 def optimizer_of(authored: Authored) -> torch.optim.Optimizer:
@@ -124,20 +105,17 @@ def optimizer_of(authored: Authored) -> torch.optim.Optimizer:
     Its learning rate is a tensor, of the dtype in which the fused AdamW reads it.
     """
     device = authored.world.device
-    lr = torch.tensor(
-        recipe_of(authored).training.lr, dtype=scalar_dtype("lr", device), device=device
-    )
-    return ShardedAdamW(
-        [{"params": same} for same in by_mesh(authored.module.parameters())], lr=lr, fused=True
-    )
+    lr = torch.tensor(recipe_of(authored).training.lr, dtype=scalar_dtype("lr", device), device=device)
+    groups = [{"params": same} for same in by_mesh(authored.module.parameters())]
+    return ShardedAdamW(groups, lr=lr, fused=True)
 
 
 def by_mesh(parameters: Iterable[torch.nn.Parameter]) -> list[list[torch.nn.Parameter]]:
     """Parameters that lie on one mesh together: an operator on a list of DTensors takes only such."""
-    found: dict[Any, list[torch.nn.Parameter]] = {}
+    meshes: dict[Any, list[torch.nn.Parameter]] = {}
     for parameter in parameters:
-        found.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
-    return list(found.values())
+        meshes.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
+    return list(meshes.values())
 
 
 def squares(gradients: Sequence[torch.Tensor], copies: Sequence[int]) -> torch.Tensor:
@@ -209,24 +187,6 @@ def apart(
     return step
 
 
-def _read(
-    pending: list[tuple[torch.Tensor, torch.Tensor]], size: int
-) -> tuple[list[float], list[float]]:
-    """Losses, their mean over all ranks, and norms of the steps since the last read."""
-    losses = torch.stack([loss.detach().reshape(()).to(torch.float64) for loss, _ in pending])
-    if size > 1:
-        dist.all_reduce(losses)
-        losses /= size
-    return losses.tolist(), torch.stack([norm for _, norm in pending]).tolist()
-
-
-def _advance(schedule: LRScheduler) -> None:
-    """One step of a schedule; torch warns where the optimizer's own `step` has not run, and some steps need none."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
-        schedule.step()
-
-
 def check_saving(recipe: Recipe, folder: Path | str | None, save_every: int | None) -> None:
     """Raise WorkbenchError, before any rank starts, where a run cannot save to `folder` or resume from it."""
     if folder is not None or save_every is not None:
@@ -256,23 +216,18 @@ def train(
         optimizer = optimizer_of(authored)
         run = apart(authored, step or authored.module, optimizer)
     schedule = None if scheduler is None else scheduler(optimizer)
-    if isinstance(schedule, ReduceLROnPlateau):
-        raise WorkbenchError(
-            "train(..., scheduler=ReduceLROnPlateau): it reads a validation loss, and train has none: "
-            "take a scheduler that counts steps"
-        )
     saved = None
     if folder is not None:
-        saved = hook("weights.checkpoints", f"checkpoints {folder}")(
-            folder, authored, optimizer, schedule
-        )
+        saved = hook("weights.checkpoints", f"checkpoints {folder}")(folder, authored, optimizer, schedule)
     batches = Batches(authored)
     cuda = world.device.type == "cuda"
     if cuda:
         torch.cuda.reset_peak_memory_stats(world.device)
     losses, norms, seconds = list[float](), list[float](), list[float]()
     load = ExpertLoad(list(routed_layers(authored.module)))
-    with deterministic(spec.deterministic):
+    with deterministic(spec.deterministic), warnings.catch_warnings():
+        # torch misses calls of the optimizer's own `step`, which some kinds of step do not need
+        warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
         first = 0 if saved is None else saved.resume()
         pending: list[tuple[torch.Tensor, torch.Tensor]] = []
         counts: list[torch.Tensor] = []
@@ -281,24 +236,32 @@ def train(
             pending.append(run(*batches.at(index)))
             counts.append(balance(authored.module))
             if schedule is not None:
-                _advance(schedule)
-            due = saved is not None and (
-                index + 1 == spec.steps or (index + 1) % (save_every or spec.steps) == 0
-            )
-            if (index + 1) % spec.read_loss_every and index + 1 < spec.steps and not due:
+                schedule.step()
+            done = index + 1
+            save = saved is not None and (done == spec.steps or done % (save_every or spec.steps) == 0)
+            if done % spec.read_loss_every and done < spec.steps and not save:
                 continue
-            for found, more in zip((losses, norms), _read(pending, world.size), strict=True):
-                found += more
+            losses += _mean_losses([loss for loss, _ in pending], world.size)
+            norms += torch.stack([norm for _, norm in pending]).tolist()
             load.note(counts)
             if cuda:
                 torch.cuda.synchronize(world.device)
             seconds += [(time.perf_counter() - started) / len(pending)] * len(pending)
             for i in range(len(losses) - len(pending), len(losses)):
                 progress(first + i, losses[i])
-            if due and saved is not None:
-                saved.save(index + 1)
+            if saved is not None and save:
+                saved.save(done)
             pending, counts, started = [], [], time.perf_counter()
     tokens = recipe.data.seq_len * recipe.data.batch_per_rank * recipe.mesh.dp
     peak = torch.cuda.max_memory_allocated(world.device) if cuda else None
-    odd = [first + i for i, norm in enumerate(norms) if not math.isfinite(norm)]
-    return Training(losses, norms, seconds, tokens, peak, load if load.layers else None, first, odd, spec.nan_norm)
+    not_finite = [first + i for i, norm in enumerate(norms) if not math.isfinite(norm)]
+    return Training(losses, norms, seconds, tokens, peak, load if load.layers else None, first, not_finite,
+                    spec.nan_norm)
+
+
+def _mean_losses(pending: list[torch.Tensor], ranks: int) -> list[float]:
+    """The mean of each loss over all ranks."""
+    losses = torch.stack([loss.detach().reshape(()).to(torch.float64) for loss in pending])
+    if ranks > 1:
+        dist.all_reduce(losses)
+    return (losses / ranks).tolist()

@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
-from workbench.errors import WorkbenchError, full_disk, is_library, no_exit
+from workbench.errors import WorkbenchError, full_disk, no_exit
 from workbench.recipe.files import print_result
 from workbench.recipe.strict_toml import DeclarationError
 
@@ -30,14 +30,13 @@ FIRST_RANK_SECONDS = 3.0
 ENDS = 15.0  # seconds that a child gets to end by itself
 END_SECONDS = 2.0
 """How long threads and processes that a user's file left may go on once the command is done."""
-_PACKAGE = str(Path(__file__).parents[1])
 
 
 def status_of(command: Callable[[], int]) -> int:
     """Run a command: its exit status. An error is printed on stderr, as one sentence."""
     try:
         try:
-            with no_exit(), _no_hard_exit():
+            with no_exit():
                 return command()
         finally:
             sys.stdout.flush()  # now: at the interpreter's end an error here could not be told
@@ -54,31 +53,27 @@ def _print_error_of_system(error: OSError) -> int:
     """A file's error has its name; without one it is standard output's, which is then dropped."""
     if error.filename is not None:
         return _print_error(WorkbenchError(f"{error.filename}: {error.strerror}"))
-    left = isinstance(error, BrokenPipeError)  # the output's reader has exited, as in `| head`
-    if not left and not full_disk(str(error)):
+    reader_left = isinstance(error, BrokenPipeError)  # as in `| head`
+    if not reader_left and not full_disk(str(error)):
         raise error
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    if not left:
-        what = f"standard output cannot be written: {error.strerror}"
-        print(f"workbench: error: {what}", file=sys.stderr)
+    if not reader_left:
+        print(f"workbench: error: standard output cannot be written: {error.strerror}", file=sys.stderr)
     return FAILED
 
 
 def _print_error(error: WorkbenchError) -> int:
     """Print the message on stderr, without a traceback; a rank's WorkbenchError in its own words."""
-    message, status = str(error), BAD_INPUT
+    message, status = str(error), FAILED if getattr(error, "failed_run", False) else BAD_INPUT
     if hasattr(error, "remote_traceback"):
         status = FAILED
         ours = re.match(r"workbench\.[\w.]*Error: ", error.summary)  # type: ignore[attr-defined]
         if ours:
             message = f"rank {error.rank}: {error.summary[ours.end() :]}"  # type: ignore[attr-defined]
-    if getattr(error, "failed_run", False):
-        status = FAILED
     if not first_rank():  # torchrun ends this rank once rank 0 has printed and exited
         time.sleep(FIRST_RANK_SECONDS)
         message = f"rank {os.environ['RANK']}: {message}"
-    lines = message.splitlines() if isinstance(error, DeclarationError) else [message]
-    for line in lines:
+    for line in message.splitlines() if isinstance(error, DeclarationError) else [message]:
         print(f"workbench: error: {line}", file=sys.stderr)
     return status
 
@@ -104,30 +99,6 @@ def tell_report(report: Report, args: argparse.Namespace) -> int:
 def colored(stream: Any) -> bool:
     """Whether a terminal shows colours that the user wants."""
     return stream.isatty() and not os.environ.get("NO_COLOR")
-
-
-@contextmanager
-def _no_hard_exit() -> Iterator[None]:
-    """Within this block `os._exit` in a user's file is a WorkbenchError, so no status 0.
-
-    A library that calls it for the user, such as a `threading.Timer`, still ends the process.
-    """
-    hard_exit, owner = os._exit, os.getpid()
-
-    def refuse(status: int) -> NoReturn:
-        caller = sys._getframe(1)
-        file = caller.f_code.co_filename
-        ours = file.startswith(_PACKAGE) or is_library(file)
-        if ours or os.getpid() != owner:  # a fork may end as it likes
-            hard_exit(status)
-        raise WorkbenchError(f"{file}, line {caller.f_lineno}: os._exit({status}) would end the "
-                             "whole process: raise an error instead, or return")
-
-    os._exit = refuse
-    try:
-        yield
-    finally:
-        os._exit = hard_exit
 
 
 def run_program(main: Callable[[], int]) -> int:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import re
+import shutil
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -43,6 +45,19 @@ def require_torch() -> None:
     """Raise WorkbenchError if the installed torch is not supported."""
     if problem := torch_problem(installed_torch()):
         raise WorkbenchError(problem)
+
+
+def cxx_compiler() -> str | None:
+    """The path of the C++ compiler that Inductor would use; None where there is none."""
+    names = [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "clang++", "c++"]
+    return next(filter(None, map(shutil.which, names)), None)
+
+
+def require_compiler() -> None:
+    """Raise WorkbenchError, before anything is captured, where no C++ compiler is found."""
+    if cxx_compiler() is None:
+        raise WorkbenchError("full_inductor_compilation needs a C++ compiler and none was found: install g++ (apt-get "
+                             "install g++, or conda install cxx-compiler), or set CXX")
 
 
 def platform_name() -> tuple[str, str]:

@@ -16,7 +16,7 @@ import pytest
 import torch
 from full_disk import files_of_at_most
 from on_ranks import small
-from torch.optim.lr_scheduler import ExponentialLR, LinearLR, ReduceLROnPlateau, SequentialLR
+from torch.optim.lr_scheduler import ExponentialLR, LinearLR, SequentialLR
 
 from workbench.authoring.author import author
 from workbench.cli import main
@@ -241,9 +241,6 @@ def test_a_full_disk_keeps_the_checkpoint_before_and_leaves_no_part(tmp_path):
     ({"save_every": 1}, "save_every 1 without a folder: say where the checkpoints go"),
     ({"save_every": 0, "folder": "x"}, "save_every 0: give a number of steps, 1 or more"),
     ({"folder": __file__}, f"checkpoints {__file__}: the folder cannot be made: File exists"),
-    ({"scheduler": lambda optimizer: ReduceLROnPlateau(optimizer)},
-     "train(..., scheduler=ReduceLROnPlateau): it reads a validation loss, and train has none: take a scheduler that "
-     "counts steps"),
 ])
 def test_what_train_refuses(options, said):
     with pytest.raises(WorkbenchError, match=f"^{re.escape(said)}$"):

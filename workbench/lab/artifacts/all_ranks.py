@@ -28,11 +28,9 @@ from workbench.lab.artifacts.program import digests, load_step, lower, name_grou
 from workbench.pipeline.build import check_buildable, refuse_no_effect
 from workbench.pipeline.machine import gpus
 from workbench.pipeline.progress import Post, Progress, Teller, telling
-from workbench.pipeline.recipe_ranks import on_ranks, refuse_nccl
-from workbench.pipeline.report import Report
-from workbench.pipeline.report_data import Peak
-from workbench.pipeline.roofline import matmul_ceiling
-from workbench.pipeline.run import RankResult, pass_row, report_of
+from workbench.pipeline.recipe_ranks import on_ranks
+from workbench.pipeline.report import PassRow, Report
+from workbench.pipeline.run import merged, rank_report, start_seconds
 from workbench.pipeline.stages import Split, before_lowering
 from workbench.pipeline.train import check_saving, deterministic, train
 from workbench.recipe.files import writable
@@ -43,7 +41,7 @@ from workbench.torch_api.garbage import uncollected
 from workbench.torch_api.inductor.carried import install_kernels, kernels_kept, rebuild
 from workbench.world.fake import fake_world
 from workbench.world.mesh import World, current_world
-from workbench.world.ranks import RankPool
+from workbench.world.ranks import RankPool, resolve
 
 LATER = ("training.steps", "training.lr", "training.read_loss_every", "data.path")
 """The keys of a recipe that its compiled step does not depend on."""
@@ -70,8 +68,7 @@ def compile_recipe(recipe: Recipe, out: Path | str, *, world: Backend | Literal[
     """
     by_gpus: Backend = "nccl" if gpus() else "gloo"
     kind = by_gpus if world == "auto" else world
-    if kind == "nccl":
-        refuse_nccl(1)
+    resolve(kind, 1)
     check_buildable(recipe, kind)
     if kind == "nccl" and "async_tensor_parallel" in recipe.pass_names:
         raise WorkbenchError("pass 'async_tensor_parallel' reserves memory that GPUs share, and an "
@@ -161,13 +158,12 @@ def run_artifact(folder: Path | str, *, world: RankPool | None = None,
     require_same(manifest.made_of, made_of(recipe, manifest.world), folder)
     check_saving(recipe, checkpoints, save_every)
     saving = None if checkpoints is None else Path(checkpoints).absolute()
-    here, results = on_ranks(recipe, world or manifest.world, _on_rank, folder, manifest, saving,
-                             save_every, verify, timeout=timeout, progress=progress, began=began)
-    return report_of(recipe, here, "light when it was compiled", results)
+    return merged(on_ranks(recipe, world or manifest.world, _on_rank, folder, manifest, saving, save_every, verify,
+                           timeout=timeout, progress=progress, began=began))
 
 
 def _on_rank(recipe: Recipe, folder: Path, manifest: Manifest, saving: Path | None,
-             save_every: int | None, verify: bool, post: Post) -> RankResult:
+             save_every: int | None, verify: bool, post: Post) -> Report:
     """One rank's part: every rank calls it."""
     world = current_world()
     gpu, number = world.device.index, manifest.ranks[world.rank]
@@ -198,10 +194,11 @@ def _on_rank(recipe: Recipe, folder: Path, manifest: Manifest, saving: Path | No
     post.stage("train")
     training = train(authored, step, progress=post.step, folder=saving, save_every=save_every)
     step.close()
-    rows = [*program.rows, *(pass_row(record, recipe) for record in records)]
+    rows = [*program.rows, *map(PassRow.of, records)]
     outcome = Outcome.PASS if world.size > 1 else Outcome.UNKNOWN
     agreement = Verdict("collectives", outcome, f"{manifest.collectives} collectives in the same "
                         f"order on {counted(world.size, 'rank')}, captured in turn")
-    ceiling = matmul_ceiling(world, getattr(torch, recipe.precision.param))
-    return RankResult(rows, agreement, program.pipeline, seconds, program.saved_bytes, program.flop,
-                      training, ceiling, None, Peak(None, training.peak_bytes), NOT_RUN, post.start)
+    return rank_report(
+        recipe, world, training, program.flop, level="light when it was compiled", seconds=seconds, passes=rows,
+        schedule=agreement, pipeline=program.pipeline, saved_bytes=program.saved_bytes, peak=None, not_run=NOT_RUN,
+        start_seconds=start_seconds(post))

@@ -25,8 +25,7 @@ from workbench.graph.facts import GraphFacts, Part, StepFacts, facts_of, set_fac
 from workbench.graph.lower import PairFunction, Step, bind, inputs_by_name
 from workbench.graph.partition import ForwardBackward, Split, saved_order
 from workbench.pipeline.machine import gpus
-from workbench.pipeline.report_data import PassRow
-from workbench.pipeline.run import pass_row
+from workbench.pipeline.report import PassRow
 from workbench.pipeline.run_passes import run_partitioned, saved_bytes
 from workbench.pipeline.stages import passes_before, step_kind
 from workbench.pipeline.train import recipe_of
@@ -84,7 +83,7 @@ def lower(split: Split, groups: list[str], flop: int) -> Program:
     arguments = {"parameters": pair.parameters, "buffers": pair.buffers, "inputs": pair.inputs,
                  "writes": tuple(filter(None, map(aot.written_by, descs[0])))}
     facts = StepFacts(split.facts.results, tuple(saved_order(*pair.graphs)))
-    rows = [pass_row(record, recipe) for record in split.known.records]
+    rows = [PassRow.of(record) for record in split.known.records]
     return Program(graphs, groups, flop, facts, arguments, step_kind(recipe).numbers(split),
                    list(map(aot.gradient_of, descs[1])), saved_bytes(pair), rows,
                    step_verdicts(split.known))

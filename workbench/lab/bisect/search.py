@@ -101,7 +101,7 @@ def bisect(
     if not recipe.pass_names:
         raise WorkbenchError(f"recipe {recipe.name!r} has no passes, so there is none to find: add some to "
                              "joint_passes or passes")
-    return on_ranks(recipe, world, on_rank, timeout=timeout, progress=progress)[1][0]
+    return on_ranks(recipe, world, on_rank, timeout=timeout, progress=progress)[0]
 
 
 def on_rank(recipe: Recipe, post: Post) -> Bisection:

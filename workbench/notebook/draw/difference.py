@@ -47,7 +47,7 @@ def difference(found: Difference) -> Picture:
         axes.barh([0], [0], label=label, **look)
     axes.legend(frameon=False, fontsize=8, ncols=3, loc="lower left", bbox_to_anchor=(0, 1))
     figure.suptitle(found.title, fontsize=10, color=INK)
-    lines = [found.title, f"ran again: {', '.join(ran.stage for ran in found.ran) or 'nothing'}",
+    lines = [found.title, f"ran again: {', '.join(found.ran) or 'nothing'}",
              f"kept: {', '.join(found.kept) or 'nothing'}"]
     changed = [
         f"{name}: {number(a)} → {number(b)}"

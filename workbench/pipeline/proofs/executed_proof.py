@@ -15,21 +15,13 @@ from workbench.pipeline.step_profile import profiled
 from workbench.torch_api.devices.float8 import operators_run
 
 
-def names_of(step: Callable[[], Any]) -> Counter[str]:
-    """Run `step` on a CPU once, or on a GPU twice, the second time measured: what ran, with counts."""
-    if torch.cuda.is_available():
-        return Counter(event.name for event in profiled(step)[0])
-    return operators_run(step)
-
-
 def note_executed(known: Known, step: Callable[[], Any]) -> None:
-    """Note what one run of `step` runs, where a pass can tell its effect by that; every rank calls it.
+    """Note what `step` runs, where a pass can tell its effect by that; every rank calls it.
 
-    step: leaves model and optimizer as they were.
+    step: leaves model and optimizer as they were. On a GPU it runs twice.
     """
-    effects = [
-        record.verdict("effect") for record in known.records if record.item.executed is not None
-    ]
+    effects = [record.verdict("effect") for record in known.records if record.item.executed is not None]
     asked = any(effect is not None and effect.outcome is Outcome.PASS for effect in effects)
     if any(gathered(asked)):  # local shapes may differ, and a step has collectives
-        known.ran = names_of(step)
+        on_gpu = torch.cuda.is_available()
+        known.ran = Counter(kernel.name for kernel in profiled(step)[0]) if on_gpu else operators_run(step)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -29,17 +29,15 @@ from workbench.pipeline.proofs.two_steps import (
     written_in_place,
 )
 from workbench.pipeline.run_passes import PassRecord
-from workbench.pipeline.train import Batches, deterministic
+from workbench.pipeline.train import Batches
 from workbench.recipe.contracts import Numerics, PassContract, Stage
 from workbench.recipe.wording import first_line
 from workbench.torch_api import aot
 from workbench.torch_api import tree as pytree
-from workbench.torch_api.determinism import seeded
+from workbench.torch_api.determinism import deterministic, seeded
 from workbench.torch_api.restoring import restoring, restoring_module
 
 _ORDER = (Numerics.EXACT, Numerics.REDUCTION_ORDER, Numerics.LOSSY)
-
-
 _CAPTURE = PassContract(
     "capture", Stage.JOINT, Numerics.REDUCTION_ORDER, "eager is another program than the graph"
 )
@@ -59,29 +57,26 @@ def _against_eager(
     names = list(dict.fromkeys((*eager, *compiled)))
     values = [eager.get(name) for name in names], [compiled.get(name) for name in names]
     bits = numerics.compare(*values, replace(_CAPTURE, numerics=Numerics.EXACT), names=names)
-    return (
-        numerics.compare(*values, loosest(records), group_size=size, names=names)
-        if bits.problems
-        else bits
-    )
-
-
-def _noted(
-    seen: dict[str, list[Any]], name: str, runner: Callable[[list[Any]], Any], args: list[Any]
-) -> Any:
-    seen[name] = list(args)
-    return runner(args)
+    return numerics.compare(*values, loosest(records), group_size=size, names=names) if bits.problems else bits
 
 
 def real_inputs(step: CompiledStep, batch: tuple[Any, ...]) -> tuple[list[Any], list[Any]]:
     """The flat primals and tangents of one real step, as the graphs receive them: local tensors, sizes and meshes."""
-    seen: dict[str, list[Any]] = {}
+    inputs: list[list[Any]] = []
+
+    def noting(graph: GraphModule) -> Callable[[list[Any]], Any]:
+        runner = aot.boxed(graph)
+
+        def run(args: list[Any]) -> Any:
+            inputs.append(list(args))
+            return runner(args)
+
+        return run
+
     bodies = [slot.body for slot in step.pair.slots]
     try:
-        for name, slot, graph in zip(
-            ("forward", "backward"), step.pair.slots, step.pair.graphs, strict=True
-        ):
-            slot.body = partial(_noted, seen, name, aot.boxed(graph))
+        for slot in step.pair.slots:
+            slot.body = noting(slot.graph)
         written = written_in_place(step)
         with restoring_module(step.module, written):
             one_step(step.module, step, batch, 0, written)
@@ -89,7 +84,8 @@ def real_inputs(step: CompiledStep, batch: tuple[Any, ...]) -> tuple[list[Any], 
         for slot, body in zip(step.pair.slots, bodies, strict=True):
             slot.body = body
     tangents = sum(aot.is_tangent(n) for n in step.pair.backward.graph.find_nodes(op="placeholder"))
-    return seen["forward"], seen["backward"][len(seen["backward"]) - tangents :]
+    forward, backward = inputs
+    return forward, backward[len(backward) - tangents :]
 
 
 @contextmanager
@@ -129,26 +125,21 @@ def _varied(value: torch.Tensor, seed: int) -> torch.Tensor:
     return (start + start.abs().clamp_min(1.0) * (0.05 + 0.1 * noise)).to(value.dtype)
 
 
-def _joint(graph: Any, primals: list[Any], tangents: list[Any]) -> list[Any]:
-    return pytree.tree_leaves(graph(list(primals), list(tangents)))
-
-
 def _call(function: Any, args: list[Any]) -> list[Any]:
-    return list(
-        function(list(args)) if getattr(function, "_boxed_call", False) else function(*args)
-    )
+    return list(function(list(args)) if getattr(function, "_boxed_call", False) else function(*args))
 
 
-def _pair(
-    record: PassRecord, which: tuple[Any, ...], primals: list[Any], tangents: list[Any]
-) -> list[Any]:
-    """Outputs and gradients of a forward and backward, without the saved tensors, which may differ between graphs."""
-    forward, backward = which
+def _results(record: PassRecord, graphs: tuple[Any, ...], primals: list[Any], tangents: list[Any]) -> list[Any]:
+    """Outputs and gradients, without the saved tensors, which may differ between graphs."""
+    if record.stage is Stage.JOINT:
+        return pytree.tree_leaves(graphs[0](list(primals), list(tangents)))
+    outputs = _call(graphs[0], primals)
+    if len(graphs) == 1:
+        return outputs
     order = saved_order(*map(graph_of, record.before))
-    outputs = _call(forward, primals)
     results = len(outputs) - len(order)
-    kept = [outputs[results + i] for i in order]
-    return outputs[:results] + _call(backward, kept + tangents)
+    saved = [outputs[results + place] for place in order]
+    return outputs[:results] + _call(graphs[1], saved + tangents)
 
 
 def run_graphs(
@@ -163,14 +154,7 @@ def run_graphs(
 
     def once() -> list[Any]:
         with restoring(written.values()):
-            found = (
-                _joint(graphs[0], primals, tangents)
-                if record.stage is Stage.JOINT
-                else _call(graphs[0], primals)
-                if len(graphs) == 1
-                else _pair(record, graphs, primals, tangents)
-            )
-            return found + copies(list(written.values()))
+            return _results(record, graphs, primals, tangents) + copies(list(written.values()))
 
     with seeded(0):
         if record.stage is Stage.REPLAY and graphs is record.after:
@@ -179,50 +163,34 @@ def run_graphs(
         return once()
 
 
-def written_inputs(
-    record: PassRecord, primals: list[Any], tangents: list[Any]
-) -> dict[str, torch.Tensor]:
+def written_inputs(record: PassRecord, primals: list[Any], tangents: list[Any]) -> dict[str, torch.Tensor]:
     """All input tensors by name, if a graph of the record writes into an input in place; otherwise none.
 
     Usually new buffers are outputs, which torch writes back; then there is nothing to copy.
     """
-    graphs = [graph_of(given) for given in record.before]
-    if not any(
-        map(
-            inputs_written,
-            [*graphs, *(made for made in record.after if isinstance(made, GraphModule))],
-        )
-    ):
+    graphs = list(map(graph_of, record.before))
+    made = [graph for graph in record.after if isinstance(graph, GraphModule)]
+    if not any(map(inputs_written, [*graphs, *made])):
         return {}
-    first, *backward = graphs
-    nodes = first.graph.find_nodes(op="placeholder")
-    nodes += [
-        n
-        for graph in backward
-        for n in graph.graph.find_nodes(op="placeholder")
-        if aot.is_tangent(n)
-    ]
-    return {
-        aot.parameter_of(node) or node.name: value
-        for node, value in zip(nodes, [*primals, *tangents], strict=True)
-        if isinstance(value, torch.Tensor)
-    }
+    nodes = graphs[0].graph.find_nodes(op="placeholder")
+    for graph in graphs[1:]:
+        nodes += filter(aot.is_tangent, graph.graph.find_nodes(op="placeholder"))
+    inputs = zip(nodes, [*primals, *tangents], strict=True)
+    return {aot.parameter_of(node) or node.name: value for node, value in inputs if isinstance(value, torch.Tensor)}
 
 
-def result_names(
-    record: PassRecord, results: list[Any], written: Mapping[str, torch.Tensor]
-) -> list[str]:
+def result_names(record: PassRecord, results: list[Any], written: Mapping[str, torch.Tensor]) -> list[str]:
     """A name for each result of `run_graphs`: a gradient, a new value of an input, or else its place in the outputs."""
     outputs = len(results) - len(written)
-    graphs = [graph_of(given) for given in record.before]
+    graphs = list(map(graph_of, record.before))
     descs = [list(graph.graph.output_node().meta.get("desc") or []) for graph in graphs]
     if len(graphs) == 2:
-        descs = [descs[0][:outputs - len(output_values(graphs[1]))], descs[1]]
+        descs[0] = descs[0][:outputs - len(output_values(graphs[1]))]
     names = [f"output {i}" for i in range(outputs)]
-    for i, desc in enumerate([desc for each in descs for desc in each][:outputs]):
-        if name := aot.gradient_of(desc):
+    for i, desc in enumerate(itertools.chain(*descs)):
+        if i < outputs and (name := aot.gradient_of(desc)):
             names[i] = f"gradient of {name}"
-        elif name := aot.written_by(desc):
+        elif i < outputs and (name := aot.written_by(desc)):
             names[i] = f"new value of {name}"
     return names + [f"new value of {name}" for name in written]
 
@@ -260,46 +228,35 @@ def prove_numerics(
     Every rank calls it, and each gets the same verdicts. On a fake world all of them are UNKNOWN.
     """
     authored = step.pair.authored
-    known = step.split.known
+    known, recipe = step.split.known, authored.recipe
     if authored.world.kind not in ("gloo", "nccl"):
         known.side_effects = step.pair.side_effects, "run on real ranks"
         for each in (known, *(record.known for record in records)):
-            each.no_values = (
-                f"a {authored.world.kind} world has no values of its own: run on real ranks"
-            )
+            each.no_values = f"a {authored.world.kind} world has no values of its own: run on real ranks"
         return check_eager(known)
-    recipe = authored.recipe
     if batch is None:
         batch = authored.microbatch()
     size = group_size(authored)
-    with (
-        deterministic(recipe.training.deterministic if recipe is not None else True),
-        torch.no_grad(),
-    ):
-        given = inputs_by_parts(step, batch)
-        values = [value for primals, _ in given.values() for value in primals]
-        with revealing(values, given[PARTS][1]) as tangents:
-            given[PARTS] = given[PARTS][0], tangents
+    with deterministic(recipe is None or recipe.training.deterministic), torch.no_grad():
+        inputs = inputs_by_parts(step, batch)
+        values = [value for primals, _ in inputs.values() for value in primals]
+        with revealing(values, inputs[PARTS][1]) as tangents:
+            inputs[PARTS] = inputs[PARTS][0], tangents
             for record in records:
                 if not record.at_capture:
-                    record.compared = compare_graphs(record, *of_record(given, record), size)
+                    record.compared = compare_graphs(record, *of_record(inputs, record), size)
             if step.optimizer is not None:
                 eager, compiled = optimizer_steps(step, batch)
         if step.optimizer is None:
+            second = authored.example_batch() if recipe is None else Batches(authored).first()
             with torch.enable_grad():
-                eager, compiled = two_steps(step, [batch, _second_batch(authored)])
+                eager, compiled = two_steps(step, [batch, second])
     known.compared = gathered(_against_eager(eager, compiled, records, size))
     for record in records:  # which may be of another fork of the run
         record.known.compared = known.compared
-    outside = tuple(
-        source for source in step.pair.side_effects if not source.startswith("L['self']")
-    )
+    outside = tuple(source for source in step.pair.side_effects if not source.startswith("L['self']"))
     known.side_effects = outside, "two steps agree, and later ones may not"
     return check_eager(known)
-
-
-def _second_batch(authored: Authored) -> tuple[Any, ...]:
-    return authored.example_batch() if authored.recipe is None else Batches(authored).first()
 
 
 Inputs = dict[tuple[str, ...], tuple[list[Any], list[Any]]]
@@ -314,5 +271,5 @@ def inputs_by_parts(step: Step, batch: tuple[Any, ...]) -> Inputs:
     return inputs
 
 
-def of_record(given: Inputs, record: PassRecord) -> tuple[list[Any], list[Any]]:
-    return given[PARTS if record.parts == ("joint",) else record.parts]
+def of_record(inputs: Inputs, record: PassRecord) -> tuple[list[Any], list[Any]]:
+    return inputs[PARTS if record.parts == ("joint",) else record.parts]

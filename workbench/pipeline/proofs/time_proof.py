@@ -18,7 +18,8 @@ from workbench.pipeline.proofs.numerics_proof import (
     written_inputs,
 )
 from workbench.pipeline.run_passes import PassRecord
-from workbench.pipeline.train import Batches, deterministic, recipe_of
+from workbench.pipeline.train import Batches, recipe_of
+from workbench.torch_api.determinism import deterministic
 from workbench.world.mesh import World
 
 REPEATS = 3

@@ -1,7 +1,8 @@
-"""Whether all ranks of a mesh of any size would launch the same collectives in the same order, before any rank runs."""
+"""Captures ranks of a mesh of any size one by one, and compares their ordered collectives, before any rank runs."""
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -22,6 +23,7 @@ from workbench.pipeline.progress import Progress, telling
 from workbench.pipeline.stages import before_lowering
 from workbench.recipe.recipe import Recipe
 from workbench.recipe.wording import counted
+from workbench.tools.command_end import FAILED, PASSED
 from workbench.torch_api.distributed.dtensor import local_shape, ranks_of
 from workbench.torch_api.garbage import uncollected
 from workbench.world.fake import fake_world
@@ -44,6 +46,14 @@ class Schedules:
             f"captured as {'rank' if len(self.checked) == 1 else 'ranks'} {', '.join(map(str, self.checked))}\n"
             f"collectives {self.verdict.outcome}: {self.verdict.message}"
         )
+
+
+def command(recipe: Recipe, args: argparse.Namespace) -> int:
+    """`workbench schedule`."""
+    numbers = all(part.strip().isdecimal() for part in args.ranks.split(","))
+    schedules = compare_schedules(recipe, [int(rank) for rank in args.ranks.split(",")] if numbers else args.ranks)
+    print(schedules)
+    return FAILED if schedules.verdict.outcome is Outcome.FAIL else PASSED
 
 
 @uncollected()

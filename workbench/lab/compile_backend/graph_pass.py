@@ -48,36 +48,32 @@ class GraphPass:
         """
         inputs = gm.graph.find_nodes(op="placeholder")
         whole = _is_whole(gm)
-        which: Part = "backward" if any(map(is_tangent, inputs)) else "forward"
+        part: Part = "backward" if any(map(is_tangent, inputs)) else "forward"
         if self.item.contract.stage is Stage.JOINT:
-            which = "joint"
+            part = "joint"
         elif whole:
-            which = "step"
-        if which in ("forward", "step"):
+            part = "step"
+        if part in ("forward", "step"):
             self._step = StepFacts()
-        if facts_of(gm).part != which:
+        if facts_of(gm).part != part:
             # without a mesh, groups stand for axes
-            sizes = {c.group: c.group_size for c in list_collectives(gm)}
+            sizes = {collective.group: collective.group_size for collective in list_collectives(gm)}
             groups = {name: name for name in sizes}
-            set_facts(
-                gm, GraphFacts(which, groups, sizes, world_kind() or "one process", [], self._step)
-            )
+            set_facts(gm, GraphFacts(part, groups, sizes, world_kind() or "one process", [], self._step))
         before = copy_graph(gm)  # which others may edit later
         if whole:
             _read_in(before)
-        values = (
-            [n.meta.get("val") for n in inputs] if example_inputs is None else list(example_inputs)
-        )
-        given = copy_graph(before)
+        if example_inputs is None:
+            example_inputs = [node.meta.get("val") for node in inputs]
         started = time.perf_counter()
-        result = apply_pass(self.item, given, values, self.options)
+        result = apply_pass(self.item, copy_graph(before), list(example_inputs), self.options)
         seconds = time.perf_counter() - started
         after = copy_graph(result)  # later passes of the list may edit what this one returns
         if whole:
             _write_out(result)
-        if which in ("joint", "step"):
+        if part in ("joint", "step"):
             self._prove((before,), (after,), seconds)
-        elif which == "forward":
+        elif part == "forward":
             self._forward = before, after, seconds
         elif self._forward is not None:
             forward, changed, earlier = self._forward

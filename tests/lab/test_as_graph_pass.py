@@ -22,7 +22,7 @@ from workbench.errors import WorkbenchError
 from workbench.graph.capture import capture
 from workbench.graph.facts import GraphFacts, set_facts
 from workbench.graph.partition import partition
-from workbench.tools.as_graph_pass import as_graph_pass
+from workbench.lab.compile_backend.graph_pass import as_graph_pass
 from workbench.torch_api.ops import collective_kind
 from workbench.world.fake import fake_world
 from workbench.world.ranks import ranks

@@ -17,9 +17,9 @@ from workbench.authoring.author import author
 from workbench.checks.verdicts import Outcome
 from workbench.errors import WorkbenchError
 from workbench.graph.facts import facts_of
+from workbench.lab.compile_backend.backend import Backend, _groups, as_backend
 from workbench.pipeline.train import Batches
 from workbench.recipe.recipe import Recipe
-from workbench.tools.as_backend import Backend, _groups, as_backend
 from workbench.torch_api.aot import parameter_of
 from workbench.world.fake import fake_world
 from workbench.world.mesh import current_world
@@ -69,6 +69,10 @@ def step_of(module: nn.Module, function: Any, inputs: tuple[torch.Tensor, ...]) 
     return [loss.detach(), *(p.grad.clone() for p in module.parameters())]
 
 
+def assert_same(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> None:
+    assert all(map(torch.equal, ours, theirs))
+
+
 def compiled(backend: Backend, module: nn.Module | None = None) -> tuple[nn.Module, Any]:
     module = module or Mlp()
     return module, torch.compile(module, backend=backend)
@@ -87,8 +91,7 @@ def test_a_plain_module_gets_the_values_of_eager_and_a_record_of_each_pass():
         module, function = compiled(backend)
         inputs = batch()
         eager = copy.deepcopy(module)
-        for ours, theirs in zip(step_of(module, function, inputs), step_of(eager, eager, inputs), strict=True):
-            assert torch.equal(ours, theirs)
+        assert_same(step_of(module, function, inputs), step_of(eager, eager, inputs))
     assert [r.name for r in backend.records] == [mine, "activation_checkpointing", "graph_cleanup"]
     for record in backend.records:
         assert record.outcome is Outcome.PASS and {v.check for v in record.verdicts} == set(LIGHT)
@@ -110,8 +113,7 @@ def test_dropout_is_saved_and_not_drawn_again():
     torch._dynamo.reset()
     unpassed = torch.compile(plain, backend=as_backend([]))
     inputs = batch()
-    for ours, theirs in zip(step_of(module, function, inputs), step_of(plain, unpassed, inputs), strict=True):
-        assert torch.equal(ours, theirs)
+    assert_same(step_of(module, function, inputs), step_of(plain, unpassed, inputs))
 
 
 @pytest.mark.integration
@@ -124,9 +126,8 @@ def test_other_shapes_are_another_graph_and_a_forward_alone_is_left_as_it_is():
     assert backend.forward_only == 1 and not backend.records and "call the compiled module first" in backend.table()
     for rows in (4, 6):
         eager = copy.deepcopy(module)
-        given = batch(rows)
-        for ours, theirs in zip(step_of(module, function, given), step_of(eager, eager, given), strict=True):
-            assert torch.equal(ours, theirs)
+        inputs = batch(rows)
+        assert_same(step_of(module, function, inputs), step_of(eager, eager, inputs))
     assert len(backend.graphs) == 2 and repr(backend) == (
         "Backend(graph_cleanup: 2 graphs compiled, 1 without a backward)")
 
@@ -135,7 +136,7 @@ def test_other_shapes_are_another_graph_and_a_forward_alone_is_left_as_it_is():
 def test_a_pass_without_effect_warns_and_fails_where_strict():
     idle = {"name": "activation_checkpointing", "policy": "none"}
     module, function = compiled(as_backend([idle]))
-    with pytest.warns(UserWarning, match="pass 'activation_checkpointing' had no effect: the policy is none"):
+    with pytest.warns(UserWarning, match="a pass had no effect: activation_checkpointing: the policy is none"):
         function(*batch())
     torch._dynamo.reset()
     _, function = compiled(as_backend([idle], strict=True), module)
@@ -165,40 +166,18 @@ def test_a_pass_that_breaks_the_graph_is_told_in_its_record():
         assert backend.records[0].verdict("lint").outcome is Outcome.FAIL
 
 
-@pytest.mark.integration
-def test_a_pass_that_raises_is_named():
-    def breaks(gm):
-        raise ValueError("here")
-
-    with user_pass("breaks", breaks) as mine:
-        _, function = compiled(as_backend([mine]))
-        with pytest.raises(Exception, match="pass 'breaks' on the joint graph raised ValueError: here"):
-            function(*batch())
-
-
 @pytest.mark.parametrize(("listed", "message"), [
     (["mine"], "unknown pass 'mine': register it with @register_pass"),
-    (["graph_cleanup", "activation_checkpointing"],
-     "pass 'activation_checkpointing' runs on the joint graph, before 'graph_cleanup': list it earlier"),
-    (["cudagraph"], "pass 'cudagraph' cannot run under torch.compile"),
+    (["graph_cleanup", "activation_checkpointing"], "'activation_checkpointing' runs on the joint stage"),
+    (["cudagraph"], "pass 'cudagraph' runs on the replay stage, and as_backend"),
     (["graph_cleanup", "graph_cleanup"], "pass 'graph_cleanup' is listed twice"),
     ([{"name": "activation_checkpointing", "polcy": "full"}], "polcy: Extra inputs are not permitted"),
     (["full_inductor_compilation"], "requires 'inductor_decomposition'"),
     ("graph_cleanup", r"^as_backend takes a list of passes, and got 'graph_cleanup': write \['graph_cleanup'\]$"),
-    ({"name": "activation_checkpointing"},
-     r"^as_backend takes a list of passes, and got .*: write \[\{'name': 'activation_checkpointing'\}\]$"),
 ])
 def test_a_list_that_cannot_work_is_refused_at_once(listed, message):
     with pytest.raises(WorkbenchError, match=message):
         as_backend(listed)
-
-
-@pytest.mark.integration
-def test_a_pass_that_needs_fsdp_is_refused_by_name_without_it():
-    _, function = compiled(as_backend(["transformer_block_bucketing"]))
-    with pytest.raises(Exception, match="pass 'transformer_block_bucketing' needs FSDP, and no parameter of the "
-                                        "compiled module is a DTensor"):
-        function(*batch())
 
 
 @pytest.mark.integration
@@ -208,8 +187,7 @@ def test_full_inductor_under_torch_compile():
     module, function = compiled(backend)
     inputs = batch()
     eager = copy.deepcopy(module)
-    for ours, theirs in zip(step_of(module, function, inputs), step_of(eager, eager, inputs), strict=True):
-        torch.testing.assert_close(ours, theirs)
+    torch.testing.assert_close(step_of(module, function, inputs), step_of(eager, eager, inputs))
     assert {r.outcome for r in backend.records} == {Outcome.PASS}
     words = list(map(str.split, backend.table().splitlines()))
     assert ["lint", "effect", "collectives", "numerics"] in words
@@ -262,12 +240,3 @@ def test_a_module_of_dtensors_on_real_ranks(pool2, pool4, mesh, joint, passes, t
         assert found["differing"] == [] and found["tensors"] == 13
         assert set(found["outcomes"].values()) == {"PASS"} and len(found["outcomes"]) == len(joint) + len(passes)
         assert "PASS" in found["schedule"] and found["graphs"] == 1 and found["axes"] == sorted(mesh)
-
-
-@pytest.mark.integration
-def test_what_was_authored_is_what_is_compiled():
-    with fake_world(2) as world:
-        authored = author(small({"dp_shard": 2}), world)
-    _, function = compiled(as_backend([], authored=authored))
-    with pytest.raises(Exception, match=r"has a parameter 'layers.0.up.weight', and the authored one has none of that"):
-        function(*batch())
