@@ -3,9 +3,8 @@
     python benchmarks/start.py [RECIPE ...] [--repeats 2] [--ways artifact ...] [--set KEY=VALUE ...] [--json FILE]
     python benchmarks/start.py --gpus [--json FILE]          # a 1b model on two GPUs, replayed as CUDA graphs
 
-Each row is one command in processes of its own. start: seconds from the start of the run to the end of the first step,
-on the slowest rank, without imports; stages: of these, on rank 0, author, capture, passes and compilation, or author
-and load, and the first step. command: from the start of the command to its end, with imports and all
+Each row is one command in processes of its own. stages: seconds on rank 0 of author, capture, passes and compilation,
+or of author and load, and of the first step. command: from the start of the command to its end, with imports and all
 steps. cold: Inductor's cache is empty. warm: it holds all that the cold run of the same turn compiled. artifact: its
 cache is empty too. losses: of all steps, exactly. The file is written again after each command.
 """
@@ -57,7 +56,7 @@ def measured(words: list[str], cache: Path, report: Path) -> dict[str, Any]:
     whole = timed([*words, "--json", str(report)], cache)
     said = json.loads(report.read_text())
     parts = {**said["seconds"], "first step": said["training"]["step_seconds"][0]}
-    return {"start": said["start_seconds"], "stages": sum(parts.values()), "parts": parts, "command": whole,
+    return {"stages": sum(parts.values()), "parts": parts, "command": whole,
             "losses": [float(loss).hex() for loss in said["training"]["losses"]]}
 
 

@@ -111,15 +111,6 @@ def test_every_dependency_is_used() -> None:
     assert unused == []
 
 
-def test_project() -> None:
-    assert PROJECT["requires-python"] == ">=3.11"  # pip refuses no later one, and `doctor` says what is tested
-    assert PROJECT["license"] == "BSD-3-Clause"
-    assert (ROOT / "LICENSE").read_text().startswith("BSD 3-Clause License")
-    assert PROJECT["scripts"] == {"workbench": "workbench.cli:main"}
-    assert (ROOT / PROJECT["readme"]).is_file()
-    assert f"## {PROJECT['version']}" in (ROOT / "CHANGELOG.md").read_text()
-
-
 def test_each_folder_with_code_or_a_lesson_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     installed: dict[str, list[str]] = {}
     monkeypatch.chdir(ROOT)
@@ -136,10 +127,7 @@ def test_each_folder_with_code_or_a_lesson_is_installed(monkeypatch: pytest.Monk
 
 def test_ci_runs_make_test() -> None:
     lines = (ROOT / ".ci" / "run").read_text().splitlines()
-    assert lines[0] == "#!/usr/bin/env bash"
-    assert "set -euo pipefail" in lines
-    assert [line for line in lines if line.startswith("make")] == ["make test"]
-    assert os.access(ROOT / ".ci" / "run", os.X_OK)
+    assert [line for line in lines if line.startswith("make")] == ["make test"] and os.access(ROOT / ".ci/run", os.X_OK)
 
 
 def test_make_test_all_checks_everything() -> None:
@@ -151,34 +139,17 @@ def test_make_test_all_checks_everything() -> None:
     assert "--nbval-cell-timeout" in plan
 
 
-def test_one_worker_gets_a_group(tmp_path: Path) -> None:
-    (tmp_path / "conftest.py").write_text("import pytest\n\n\ndef pytest_itemcollected(item):\n"
-                                          "    item.add_marker(pytest.mark.xdist_group('one'))\n")
-    (tmp_path / "test_a.py").write_text("import os, pytest\n\n\n@pytest.mark.parametrize('i', range(8))\ndef test(i):\n"
-                                        "    open(os.environ['PYTEST_XDIST_WORKER'], 'w').close()\n")
-    outside = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST")} | {
-        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    options = re.search(r"^TWO := (.*)$", (ROOT / "Makefile").read_text(), re.M)[1].split()
-    command = [sys.executable, "-m", "pytest", "-p", "xdist", *options, "-p", "no:cacheprovider"]
-    subprocess.run(command, cwd=tmp_path, env=outside, check=True, capture_output=True)
-    assert len(list(tmp_path.glob("gw*"))) == 1  # two where xdist's marks do not reach it
-
-
 @pytest.fixture(scope="module")
 def make_venv() -> dict:
     return runpy.run_path(str(ROOT / ".ci" / "make_venv"), run_name="make_venv")
 
 
-@pytest.mark.parametrize(("version", "fit"), [
-    ("2.11.0", True), ("2.11.0+cu130", True), ("2.15.1", True), ("2.10.9", False), ("2.16.0", False), ("3.0.0", False),
-])
-def test_an_installed_torch_that_fits_is_kept(make_venv: dict, monkeypatch: pytest.MonkeyPatch, version: str,
-                                              fit: bool) -> None:
-    monkeypatch.setattr("importlib.metadata.version", lambda name: version)
-    assert make_venv["installed_torch"](">=2.11,<2.16") == (version if fit else None)
-
-
-def test_make_venv_refuses_a_torch_that_does_not_fit(tmp_path: Path) -> None:
+def test_make_venv_keeps_a_torch_that_fits_and_refuses_another(
+    make_venv: dict, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for version, fit in (("2.11.0+cu130", True), ("2.15.1", True), ("2.10.9", False), ("2.16.0", False)):
+        monkeypatch.setattr("importlib.metadata.version", lambda name, version=version: version)
+        assert make_venv["installed_torch"](">=2.11,<2.16") == (version if fit else None)
     run = subprocess.run([sys.executable, ROOT / ".ci" / "make_venv", tmp_path / "v", "--torch", "2.9.0"],
                          capture_output=True, text=True)
     assert (run.returncode, run.stderr) == (1, "torch 2.9.0 does not fit >=2.11,<2.16 of pyproject.toml\n")

@@ -107,12 +107,8 @@ def test_a_cell_says_what_was_measured_and_nothing_else() -> None:
     runs = [report("a", "gloo"), report("a", "gloo"), report("b", "gloo", ok=False)]
     assert MADE["cell"](runs, "nccl") == "not measured yet"
     assert MADE["cell"](runs, "gloo") == "PASS (light): 4 ranks, torch 2.13.0; FAIL (light): 4 ranks, torch 2.13.0"
-
-
-def test_a_pass_without_effect_is_not_a_pass_of_the_run() -> None:
-    runs = [report("a", "gloo", outcome="NO_EFFECT")]
-    assert MADE["cell"](runs, "gloo", "p") == "NO_EFFECT (light): 4 ranks, torch 2.13.0"
-    assert MADE["cell"](runs, "gloo", "q") == "not measured yet"
+    idle = [report("a", "gloo", outcome="NO_EFFECT")]
+    assert MADE["cell"](idle, "gloo", "p") == "NO_EFFECT (light): 4 ranks, torch 2.13.0"
 
 
 def test_a_recipe_is_said_to_need_cuda_where_the_run_is_refused_for_it() -> None:
@@ -124,11 +120,6 @@ def test_a_recipe_is_said_to_need_cuda_where_the_run_is_refused_for_it() -> None
             check_buildable(recipe, "gloo")
         which, why = re.fullmatch(r"pass '(\w+)' needs CUDA \((.+)\), and world gloo .*", str(refused.value)).groups()
         assert f"`{which}`, {why}" in said
-
-
-def test_a_document_without_markers_is_refused() -> None:
-    with pytest.raises(SystemExit, match=r"docs/results\.md: no <!-- recipes:begin -->"):
-        MADE["with_tables"]("# name\n", {"recipes": ""}, "docs/results.md")
 
 
 def anchors(text: str) -> set[str]:

@@ -227,15 +227,10 @@ def test_graphs_that_were_captured_elsewhere_get_the_same_verdicts():
     assert nothing.verdict("effect").outcome is Outcome.NO_EFFECT
     assert "no module path matches the buckets ['layer.0']" in nothing.verdict("effect").message
     assert done.outcome is Outcome.PASS and done.parts == ("forward", "backward")
-    assert repr(buckets) == "GraphPass(transformer_block_bucketing: PASS)"
 
 
 def test_what_makes_a_callable_is_no_graph_pass():
     for name in ("full_inductor_compilation", "cudagraph"):
         with pytest.raises(WorkbenchError, match=f"pass '{name}' runs on the .* as_graph_pass, for graphs alone, runs"):
             as_graph_pass(name)
-    with pytest.raises(WorkbenchError, match="unknown pass 'mine'"):
-        as_graph_pass("mine")
-    with pytest.raises(WorkbenchError, match="polcy: Extra inputs"):
-        as_graph_pass({"name": "activation_checkpointing", "polcy": "full"})
     assert as_graph_pass("graph_cleanup").__name__ == "graph_cleanup"

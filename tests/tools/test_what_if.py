@@ -13,12 +13,9 @@ import pytest
 import torch
 from on_ranks import FSDP_TP, small
 
-from workbench.authoring.author import author
 from workbench.authoring.plans import LLAMA3_PLAN
 from workbench.errors import WorkbenchError
-from workbench.graph.capture import capture
 from workbench.graph.facts import facts_of
-from workbench.graph.partition import partition
 from workbench.graph.read.collectives import Groups
 from workbench.passes import registry
 from workbench.passes.registry import register_pass
@@ -127,12 +124,10 @@ def test_a_change_of_the_model_authors_anew(study, changes):
     assert listing(study.pair.graphs) == listing(fresh(study).graphs)
 
 
-@pytest.mark.parametrize("key", ["model.dim", "data.seq_len", "data.batch_per_rank", "precision.param",
-                                 "training.seed", "training.deterministic", "model.attention"])
-def test_what_authoring_reads_is_in_its_key(key):
-    section, name = key.split(".")
-    recipe = small(FSDP_TP)
-    assert name in recipe.model_dump(exclude=studies._LATER)[section]
+def test_what_authoring_reads_is_in_its_key():
+    read = small(FSDP_TP).model_dump(exclude=studies._LATER)
+    assert {"dim", "attention"} <= set(read["model"]) and "param" in read["precision"]
+    assert {"seq_len", "batch_per_rank"} <= set(read["data"]) and {"seed", "deterministic"} <= set(read["training"])
 
 
 @pytest.mark.nightly
@@ -188,15 +183,6 @@ def test_what_was_asked_before_is_kept_up_to_a_number(study, monkeypatch):
     monkeypatch.setattr(studies, "_MOST_KEPT", len(ALL) + 1)
     study.change({BUCKETING: False})
     assert again(study.change({BUCKETING: None})) == list(LATER) and len(study._results) == len(ALL) + 1
-
-
-@pytest.mark.nightly
-def test_a_chosen_order_stays_with_its_variant(study):
-    study.change({"passes.overlap_collectives.device": "h200"})
-    study.change(passes=["transformer_block_bucketing"])
-    assert facts_of(study.pair.forward).step.order is None
-    study.change(passes=LATER)
-    assert facts_of(study.pair.forward).step.order.device.startswith("h100,")
 
 
 @pytest.mark.nightly
@@ -262,28 +248,13 @@ def test_a_pass_registered_again_runs_again_if_its_code_differs(study, own):
 
 
 @pytest.mark.nightly
-def test_a_joint_pass_registered_again_partitions_again(study, own):
-    own(stage="joint")
-    found = study.change(joint_passes=[*JOINT, "own"])
-    assert again(found) == ["own", "partition", *LATER]
-    own(factor=5, stage="joint")
-    assert again(study.change()) == ["own", "partition", *LATER] and marks(study) == [5]
-    assert listing(study.pair.graphs) == listing(fresh(study).graphs)
-
-
-@pytest.mark.nightly
 def test_an_error_leaves_the_study_as_it_was(study, own):
     before, graphs = study.now, study.pair.graphs
     own(more="raise ValueError('no')")
     with pytest.raises(WorkbenchError, match="pass 'own' on the forward graph raised ValueError: no"):
         study.change(passes=["transformer_block_bucketing", "own"])
-    with pytest.raises(WorkbenchError, match=r"^passes takes a list of passes, and got 'graph_cleanup': write "
-                                             r"\['graph_cleanup'\]$"):
-        study.change(passes="graph_cleanup")
     with pytest.raises(RecipeError, match="no pass 'overlap' in passes"):
         study.change({"passes.overlap.horizon": 2})
-    with pytest.raises(WorkbenchError, match="unknown pass 'other'"):
-        study.change(passes=["other"])
     with pytest.raises(WorkbenchError, match="4"):
         study.change({"mesh.dp_shard": 4})  # 8 ranks on a world of 4
     assert study.now is before and study.pair.graphs == graphs and study.history == []
@@ -312,22 +283,6 @@ def test_options_go_by_what_their_file_holds(tmp_path):
     file.write_text('{"a": 1}')
     assert reads(str(file)) != before
     assert "x" * 5000 in reads("x" * 5000)  # too long for a path
-
-
-@pytest.mark.nightly
-def test_one_capture_is_partitioned_many_times(fake4):
-    joint = capture(author(small(FSDP_TP), fake4))
-    first, second, last = partition(joint.fork()), partition(joint.fork()), partition(joint)
-    assert listing(first.graphs) == listing(second.graphs) == listing(last.graphs)
-    with pytest.raises(WorkbenchError, match="partitioned already"):
-        joint.fork()
-
-
-def test_a_pair_for_looking_at_makes_no_step(study):
-    from workbench.graph.lower import compile_step
-
-    with pytest.raises(WorkbenchError, match="build its recipe for a step that runs"):
-        compile_step(study.pair)(*study.pair.authored.example_batch())
 
 
 def test_a_difference_says_everything(study):

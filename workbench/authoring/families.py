@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from workbench.authoring.models.deepseek_v3 import DeepSeekV3, DeepSeekV3Config
-from workbench.authoring.models.llama3 import Llama3, Llama3Config
 from workbench.authoring.plans import AuthoringError, ParallelPlan, deepseek_v3_plan, llama3_plan
 from workbench.recipe.model_sizes import SIZES
 from workbench.torch_api import determinism
@@ -34,17 +32,21 @@ class Family:
     sizes: Mapping[str, Any] | None = None
 
 
-_PACKAGE: dict[str, tuple[Any, Any, PlanOf]] = {
-    "llama3": (Llama3Config, Llama3, llama3_plan),
-    "deepseek_v3": (DeepSeekV3Config, DeepSeekV3, deepseek_v3_plan),
+_PACKAGE: dict[str, tuple[str, str, PlanOf]] = {
+    "llama3": ("llama3:Llama3Config", "llama3:Llama3", llama3_plan),
+    "deepseek_v3": ("deepseek_v3:DeepSeekV3Config", "deepseek_v3:DeepSeekV3", deepseek_v3_plan),
 }
-"""The configuration, module and plan of each of the package's families."""
+"""The configuration and module, which are imported on use, and the plan of each of the package's families."""
+
+
+def _code(name: str) -> Any:
+    return resolve_name(f"workbench.authoring.models.{name}")
 
 
 def model_config(recipe: Recipe) -> Any:
     """The configuration of the recipe's model: the flavor's sizes, unless the recipe gives others."""
     model, (config, _, _) = recipe.model, _PACKAGE[recipe.model.family]
-    return config(
+    return _code(config)(
         **model.sizes(),
         attention=model.attention,
         mask=model.mask,
@@ -53,7 +55,7 @@ def model_config(recipe: Recipe) -> Any:
 
 
 def _of_package(recipe: Recipe) -> nn.Module:
-    model: nn.Module = _PACKAGE[recipe.model.family][1](model_config(recipe))
+    model: nn.Module = _code(_PACKAGE[recipe.model.family][1])(model_config(recipe))
     change, _, argument = recipe.model.loss.rpartition(":")
     return resolve_name(change)(model, recipe, argument) if change else model
 

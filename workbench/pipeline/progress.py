@@ -163,19 +163,12 @@ def loading_torch() -> Iterator[None]:
 
 
 class Post:
-    """The progress of a rank, passed to `send`: `Teller.hear`, the channel to the pool, or nothing.
-
-    steps: of the training. began: when the run began, by `time.perf_counter`. start: (joining,
-    seconds from there to the end of the first training step). joining: seconds that this rank took
-    to join the others before, with its wait for them.
+    """The progress of a rank, passed to `send`: `Teller.hear`, the channel to the pool, or nothing. steps: of the
+    training.
     """
 
-    def __init__(self, send: Callable[[Message], None] | None = None, steps: int = 0,
-                 began: float | None = None, joining: float = 0.0) -> None:
+    def __init__(self, send: Callable[[Message], None] | None = None, steps: int = 0) -> None:
         self._send, self._steps = send or (lambda _: None), steps
-        self.began = time.perf_counter() if began is None else began
-        self.joining = joining
-        self.start: tuple[float, float] | None = None
 
     def stage(self, name: str) -> None:
         """A stage starts."""
@@ -183,6 +176,4 @@ class Post:
 
     def step(self, index: int, loss: float) -> None:
         """A training step has ended."""
-        if self.start is None:
-            self.start = self.joining, time.perf_counter() - self.began
         self._send(("at", f"step {index + 1} of {self._steps}, loss {loss:.3f}"))

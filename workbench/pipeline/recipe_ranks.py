@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -24,7 +23,7 @@ from workbench.torch_api.supported import require_torch
 from workbench.world.fake import fake_world
 from workbench.world.mesh import World, WorldError, current_world
 from workbench.world.ranks import RankPool, ranks, resolve
-from workbench.world.worker import call_began, send_progress
+from workbench.world.worker import send_progress
 
 Answer = TypeVar("Answer")
 WorldChoice = Literal["auto", "fake", "gloo", "nccl"]
@@ -40,36 +39,32 @@ def runnable(recipe: Recipe | str | os.PathLike[str], world: WorldChoice | RankP
 
 def on_ranks(
     recipe: Recipe, world: WorldChoice | RankPool, function: Callable[..., Answer], *args: Any,
-    timeout: float, progress: Progress, began: float | None = None,
+    timeout: float, progress: Progress,
 ) -> list[Answer]:
     """Call `function(recipe, *args, post)` on every rank of the recipe's mesh; the ranks' answers.
 
     A fake world has the answer of one rank. In a process that is a rank already, every rank gets all answers. post:
-    tells the stages of rank 0 to `progress`, and times the start from `began` on, without starting new processes.
-    timeout: seconds for all of it. Raises WorkbenchError for what this world cannot do, RankError where a rank fails.
+    tells the stages of rank 0 to `progress`. timeout: seconds for all of it. Raises WorkbenchError for what this world
+    cannot do, RankError where a rank fails.
     """
-    began, steps = time.perf_counter() if began is None else began, recipe.training.steps
+    steps = recipe.training.steps
     check_buildable(recipe, world.backend if isinstance(world, RankPool) else world)
     if world == "fake":
         with fake_world(recipe.mesh.world_size), telling(progress) as tell:
-            return [function(recipe, *args, Post(tell.hear, steps, began))]
+            return [function(recipe, *args, Post(tell.hear, steps))]
     if among_ranks(world):
         with joined(recipe, world, timeout=timeout) as here, telling(here.rank == 0 and progress) as tell:
-            return gathered(function(recipe, *args, Post(tell.hear, steps, began)))
-    before = time.perf_counter() - began
+            return gathered(function(recipe, *args, Post(tell.hear, steps)))
     with telling(progress) as tell:
         tell(f"start {counted(recipe.mesh.world_size, 'rank')}")
         with pool_of(recipe, world, timeout) as pool:
-            call = function, recipe, args, type(tell) is not Teller, before
+            call = function, recipe, args, type(tell) is not Teller
             return pool.run_on(range(pool.size), _with_post, call, progress=tell.hear)
 
 
-def _with_post(
-    function: Callable[..., Answer], recipe: Recipe, args: Sequence[Any], told: bool, before: float
-) -> Answer:
+def _with_post(function: Callable[..., Answer], recipe: Recipe, args: Sequence[Any], told: bool) -> Answer:
     send = send_progress if told and current_world().rank == 0 else None
-    began, joining = call_began()
-    return function(recipe, *args, Post(send, recipe.training.steps, began - before, joining))
+    return function(recipe, *args, Post(send, recipe.training.steps))
 
 
 @contextmanager

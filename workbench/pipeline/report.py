@@ -102,9 +102,8 @@ class Expectation:
 class Report:
     """What `run` returns. Shown as a table in a notebook, by `table()` as text, by `to_json()` as data.
 
-    world: kind, size and axes. seconds: wall time by stage, on rank 0. start_seconds: from the start of the run to the
-    end of the first step on the slowest rank, without starting new processes; None on a fake world. schedule: do the
-    ranks' collectives agree. pipeline: verdicts on the whole list of passes, such as numerics against eager.
+    world: kind, size and axes. seconds: wall time by stage, on rank 0. schedule: do the ranks' collectives agree.
+    pipeline: verdicts on the whole list of passes, such as numerics against eager.
     saved_bytes: handed from forward to backward on rank 0. training: rank 0's, with losses averaged over ranks; None
     on a fake world. profile: one step's kernels on rank 0's GPU; None elsewhere. peak: rank 0's. not_run: why no pass's
     graphs were compared and timed; "" where they were. command: what to type for the same run, where a command line
@@ -126,7 +125,6 @@ class Report:
     profile: StepProfile | None = None
     expectations: list[Expectation] = field(default_factory=list)
     command: str = ""
-    start_seconds: float | None = None
     peak: Peak | None = None
     not_run: str = ""
 

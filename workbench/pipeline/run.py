@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import statistics
-import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -60,7 +59,6 @@ def run(
     Raises WorkbenchError for what cannot run here, RankError where a rank fails. A strict recipe's pass without effect
     makes the report not `ok`.
     """
-    began = time.perf_counter()
     recipe = runnable(recipe, world)
     if world == "fake" and checkpoints is not None:
         raise WorkbenchError(f"checkpoints {checkpoints}: a fake world trains nothing: take world gloo or nccl")
@@ -68,8 +66,7 @@ def run(
     folder = None if checkpoints is None else Path(checkpoints).absolute()
     if world != "fake":
         text_of(recipe)  # what is wrong with it is said before any rank starts
-    report = merged(on_ranks(recipe, world, on_rank, level, folder, save_every, timeout=timeout, progress=progress,
-                             began=began))
+    report = merged(on_ranks(recipe, world, on_rank, level, folder, save_every, timeout=timeout, progress=progress))
     if (world == "fake" or not among_ranks(world)) and os.environ.get(REPORTS):
         _keep(report, Path(os.environ[REPORTS]))
     return report
@@ -96,7 +93,7 @@ def on_rank(
         post.stage("train")
         training = train(built.authored, built.step, progress=post.step, folder=folder, save_every=save_every)
         post.stage("measure")
-    return replace(_measured(built, recipe, level, training), start_seconds=start_seconds(post))
+    return _measured(built, recipe, level, training)
 
 
 def report_here(built: Built, training: Training) -> Report:
@@ -171,17 +168,6 @@ def note_kernels(built: Built, kernels: Sequence[Kernel]) -> None:
         times = gathered(times_of(ran))
         if order is not None and order.hidden:
             built.known.profile = order, ran, times
-
-
-def start_seconds(post: Post) -> float | None:
-    """From the start of the run to the end of the first step, on the slowest rank; None where nothing trained.
-
-    Every rank calls it. Joining counts for the rank that came last, for which the others waited.
-    """
-    if post.start is None:
-        return None
-    joining, later = zip(*gathered(post.start), strict=True)
-    return float(min(joining) + max(later))
 
 
 def predicted_peak(built: Built) -> StepPeak:

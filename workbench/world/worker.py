@@ -16,7 +16,6 @@ import shutil
 import signal
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -30,7 +29,6 @@ from workbench.world.registered import unpack
 
 _FOR_LIFE = ExitStack()
 _POOLS: list[Parent] = []  # one, in a rank
-_CLOCK = {"joining": 0.0, "began": 0.0}
 PARENT_CHECK_SECONDS = 2.0
 LEAVE_SECONDS = 4.0
 GROUP_TIMEOUT = timedelta(days=1)
@@ -132,7 +130,6 @@ def _call(path: list[str], own: bytes, payload: bytes) -> tuple[str, Any]:
         if own:
             unpack(own)
         fn, args, kwargs = pickle.loads(payload)
-        _CLOCK["began"] = time.perf_counter()
         kind = "error"
         result = fn(*args, **kwargs)
         kind = "unsent"
@@ -140,7 +137,6 @@ def _call(path: list[str], own: bytes, payload: bytes) -> tuple[str, Any]:
     except BaseException as error:  # SystemExit, too: only the pool ends a rank
         return kind, _describe(error)
     finally:
-        _CLOCK["joining"] = 0.0
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
 
@@ -177,12 +173,6 @@ def _leave() -> None:
         dist.destroy_process_group()
 
 
-def call_began() -> tuple[float, float]:
-    """In a rank: when its call began, by `time.perf_counter`, with the call's code imported; and if it is the first,
-    seconds that the rank took to join the process group, with its wait for the others."""
-    return _CLOCK["began"], _CLOCK["joining"]
-
-
 def send_progress(message: Any) -> None:
     """In a rank, during a call: send something to the `progress` of the call's `run_on`."""
     for pool in _POOLS:
@@ -201,11 +191,7 @@ def serve() -> None:
     _POOLS.append(parent)
     threading.Thread(target=parent.listen, args=(job,), daemon=True, name="parent").start()
     try:
-        import torch.distributed  # noqa: F401 - an import is no part of the start
-
-        began = time.perf_counter()
         _join(job)
-        _CLOCK["joining"] = time.perf_counter() - began
     except BaseException as error:
         parent.send("error", _describe(error))
         raise SystemExit(1) from None

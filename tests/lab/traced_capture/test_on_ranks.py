@@ -10,9 +10,7 @@ import torch
 from on_ranks import calls, insert, small, user_pass
 
 from workbench import WorkbenchError, build, current_world, fake_world, train
-from workbench.authoring import families
-from workbench.authoring.models.llama3 import Llama3, Llama3Config
-from workbench.authoring.plans import llama3_plan
+from workbench.authoring.models import llama3
 from workbench.graph.read.nodes import module_path
 from workbench.pipeline.build import check_buildable
 from workbench.pipeline.progress import Post
@@ -84,7 +82,7 @@ def test_values_that_differ_are_a_failure(pool2):
         assert found.values.outcome == "FAIL" and "outputs break 'exact'" in found.values.message
 
 
-class Prints(Llama3):
+class Prints(llama3.Llama3):
     """Prints its last loss, which Dynamo cannot read and a traced step runs once."""
 
     def forward(self, tokens, targets):
@@ -93,7 +91,7 @@ class Prints(Llama3):
 
 
 def test_a_recipe_that_one_capture_refuses_is_told_with_its_reason(monkeypatch):
-    monkeypatch.setitem(families._PACKAGE, "llama3", (Llama3Config, Prints, llama3_plan))
+    monkeypatch.setattr(llama3, "Llama3", Prints)
     recipe = small({"dp_shard": 4})
     found = compare_captures(recipe, world="fake", progress=False)
     assert set(found.refused) == {"joint"} and found.values.outcome == "UNKNOWN"

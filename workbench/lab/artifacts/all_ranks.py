@@ -30,7 +30,7 @@ from workbench.pipeline.machine import gpus
 from workbench.pipeline.progress import Post, Progress, Teller, telling
 from workbench.pipeline.recipe_ranks import on_ranks
 from workbench.pipeline.report import PassRow, Report
-from workbench.pipeline.run import merged, rank_report, start_seconds
+from workbench.pipeline.run import merged, rank_report
 from workbench.pipeline.stages import Split, before_lowering
 from workbench.pipeline.train import check_saving, deterministic, train
 from workbench.recipe.files import writable
@@ -146,7 +146,7 @@ def run_artifact(folder: Path | str, *, world: RankPool | None = None,
     A model or pass of the user's own must be registered, as it was. Runs the artifact's code: only run what you trust.
     Raises WorkbenchError for an artifact that is damaged or was made of or for something else, before any code is run.
     """
-    began, folder = time.perf_counter(), Path(folder).absolute()
+    folder = Path(folder).absolute()
     manifest = read_manifest(folder)
     compiled = parse_recipe(manifest.recipe, f"artifact {folder}")
     recipe = compiled.override(changes or {})
@@ -159,7 +159,7 @@ def run_artifact(folder: Path | str, *, world: RankPool | None = None,
     check_saving(recipe, checkpoints, save_every)
     saving = None if checkpoints is None else Path(checkpoints).absolute()
     return merged(on_ranks(recipe, world or manifest.world, _on_rank, folder, manifest, saving, save_every, verify,
-                           timeout=timeout, progress=progress, began=began))
+                           timeout=timeout, progress=progress))
 
 
 def _on_rank(recipe: Recipe, folder: Path, manifest: Manifest, saving: Path | None,
@@ -200,5 +200,4 @@ def _on_rank(recipe: Recipe, folder: Path, manifest: Manifest, saving: Path | No
                         f"order on {counted(world.size, 'rank')}, captured in turn")
     return rank_report(
         recipe, world, training, program.flop, level="light when it was compiled", seconds=seconds, passes=rows,
-        schedule=agreement, pipeline=program.pipeline, saved_bytes=program.saved_bytes, peak=None, not_run=NOT_RUN,
-        start_seconds=start_seconds(post))
+        schedule=agreement, pipeline=program.pipeline, saved_bytes=program.saved_bytes, peak=None, not_run=NOT_RUN)
