@@ -304,7 +304,7 @@ def test_every_body_runs_once_on_zeros_in_the_layout_of_its_inputs(step: str) ->
 
 
 def test_what_one_gpu_cannot_compile_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("refuse_nccl", "check_buildable"):
+    for name in ("resolve", "check_buildable"):
         monkeypatch.setattr(all_ranks, name, lambda *_: None)
     recipe = tiny("llama3", 1, 2, passes=["async_tensor_parallel"])
     with pytest.raises(WorkbenchError, match="'async_tensor_parallel' reserves memory that GPUs share"):

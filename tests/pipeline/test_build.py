@@ -54,7 +54,8 @@ def test_a_users_pass_is_held_to_the_rules():
     recipe = small(FSDP_TP, ("mine", "reshard_after_forward"))
     with user_pass("mine", lambda gm: gm, after={"reshard_after_forward"}), pytest.raises(WorkbenchError) as caught:
         check_buildable(recipe, "gloo")
-    assert str(caught.value) == ("recipe 'small': pass 'reshard_after_forward' must come before 'mine': swap them")
+    assert str(caught.value) == (
+        "recipe 'small': joint_passes, passes: pass 'reshard_after_forward' must come before 'mine': swap them")
     with user_pass("mine", lambda gm: gm, needs={"cuda"}):
         with pytest.raises(WorkbenchError, match=r"'mine' needs CUDA \(it runs on a GPU only\), and world gloo has"):
             check_buildable(recipe, "gloo")
