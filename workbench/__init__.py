@@ -25,6 +25,9 @@ _NAMES_BY_MODULE = {
     "graph.read.cost": "device_spec",
     "graph.read.nodes": "provenance",
     "graph.replay_rehearsal": "rehearse",
+    "lab.compile_backend.backend": "as_backend",
+    "lab.compile_backend.graph_pass": "as_graph_pass",
+    "lab.schedule.compare": "compare_schedules",
     "notebook": "draw",
     "notebook.draw.launch_bound": "paced",
     "notebook.lessons.lesson": "Lesson load_lesson parameters",
@@ -48,9 +51,8 @@ _NAMES_BY_MODULE = {
     "world.ranks": "RankError ranks",
     "world.simulated": "shards simulated_world",
 }
-_BY_HOOK = {"as_backend": "compile_backend.as_backend", "as_graph_pass": "compile_backend.as_graph_pass",
-            "compare_schedules": "schedule.compare", "save_weights": "weights.save"}
-"""Names whose code is in a folder of the lab."""
+_BY_HOOK = {"save_weights": "weights.save"}
+"""Names whose code a plugin declares."""
 _HOMES = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names.split()}
 __all__ = sorted([*_HOMES, *_BY_HOOK])
 _GONE = {

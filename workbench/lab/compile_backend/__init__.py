@@ -4,10 +4,6 @@
     graph_pass  a pass as a plain function of a graph
 """
 
-from workbench.recipe.hooks import declare_hook
 from workbench.recipe.public_names import on_use
 
 __getattr__ = on_use(__name__, {"as_backend": ".backend", "as_graph_pass": ".graph_pass"})
-
-declare_hook("compile_backend.as_backend", "workbench.lab.compile_backend.backend:as_backend")
-declare_hook("compile_backend.as_graph_pass", "workbench.lab.compile_backend.graph_pass:as_graph_pass")

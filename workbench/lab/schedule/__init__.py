@@ -5,13 +5,10 @@
 
 import argparse
 
-from workbench.recipe.hooks import declare_hook
 from workbench.recipe.plugins import Command, declare_command
 from workbench.recipe.public_names import on_use
 
 __getattr__ = on_use(__name__, {"compare_schedules": ".compare"})
-
-declare_hook("schedule.compare", "workbench.lab.schedule.compare:compare_schedules")
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
