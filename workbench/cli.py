@@ -119,7 +119,13 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--save-every", type=count, metavar="N", help="with --checkpoints: save every N steps too"
     )
-    run.add_argument("--timeout", type=seconds, default=600.0, metavar="S", help="seconds for all ranks (default 600)")
+    run.add_argument(
+        "--timeout",
+        type=seconds,
+        default=600.0,
+        metavar="S",
+        help="seconds for all ranks (default 600)",
+    )
 
     recipes = commands.add_parser("recipes", help="list the recipes, or show one")
     recipes.add_argument("name", nargs="?", metavar="NAME", help="show this recipe as TOML")
@@ -221,8 +227,15 @@ def _add_recipe(parser: argparse.ArgumentParser, changes: str) -> None:
 
 
 def _add_import(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--import", dest="files", action="append", type=Path, default=[], metavar="FILE.py",
-                        help="first run this file, which registers your own passes or models; may be repeated")
+    parser.add_argument(
+        "--import",
+        dest="files",
+        action="append",
+        type=Path,
+        default=[],
+        metavar="FILE.py",
+        help="first run this file, which registers your own passes or models; may be repeated",
+    )
 
 
 def _add_set(
@@ -254,8 +267,14 @@ def _run(args: argparse.Namespace) -> int:
     with loading_torch():
         from workbench.pipeline.run import run
 
-    report = run(recipe, world=args.world, level=args.level, timeout=args.timeout, checkpoints=args.checkpoints,
-                 save_every=args.save_every)
+    report = run(
+        recipe,
+        world=args.world,
+        level=args.level,
+        timeout=args.timeout,
+        checkpoints=args.checkpoints,
+        save_every=args.save_every,
+    )
     return tell_report(report, args)
 
 
@@ -293,6 +312,14 @@ def _tour(args: argparse.Namespace) -> int:
     return PASSED
 
 
-_COMMANDS = {"run": _run, "recipes": listings.recipes, "passes": listings.passes,
-             "doctor": _doctor, "tour": _tour, "course": commands.course, "lessons": commands.lessons,
-             "check": commands.check, "hint": commands.hint}
+_COMMANDS = {
+    "run": _run,
+    "recipes": listings.recipes,
+    "passes": listings.passes,
+    "doctor": _doctor,
+    "tour": _tour,
+    "course": commands.course,
+    "lessons": commands.lessons,
+    "check": commands.check,
+    "hint": commands.hint,
+}

@@ -22,7 +22,14 @@ from workbench.graph.lower import Step
 from workbench.graph.partition import partition
 from workbench.graph.read.cost import flops
 from workbench.pipeline.progress import Progress, telling
-from workbench.pipeline.run_passes import Level, PassRecord, choose, each_no_effect, run_joint, saved_bytes
+from workbench.pipeline.run_passes import (
+    Level,
+    PassRecord,
+    choose,
+    each_no_effect,
+    run_joint,
+    saved_bytes,
+)
 from workbench.pipeline.stages import capture_joint, lower, run_later, step_kind
 from workbench.recipe.contracts import Stage
 from workbench.recipe.hooks import hook_of
@@ -77,9 +84,13 @@ def check_buildable(recipe: Recipe, kind: str) -> None:
         if "compiler" in needs:
             require_compiler()
         if spec.name in reasons and not cuda and not (kind == "fake" and "cuda" in needs):
-            raise WorkbenchError(f"pass {spec.name!r} needs CUDA ({reasons[spec.name]}), and world {kind} has none "
-                                 "here: take world nccl on a machine with GPUs, or drop the pass")
-    parse_recipe(recipe.to_dict(), where)  # again: a pass may have been registered after the recipe was read
+            raise WorkbenchError(
+                f"pass {spec.name!r} needs CUDA ({reasons[spec.name]}), and world {kind} has none "
+                "here: take world nccl on a machine with GPUs, or drop the pass"
+            )
+    parse_recipe(
+        recipe.to_dict(), where
+    )  # again: a pass may have been registered after the recipe was read
 
 
 def build(
@@ -107,7 +118,10 @@ def build(
             with clock("numerics"):
                 hook_of("level", level)(built.records, built.step)
         else:
-            built.known.side_effects = built.step.pair.side_effects, 'level "full" compares two steps'
+            built.known.side_effects = (
+                built.step.pair.side_effects,
+                'level "full" compares two steps',
+            )
     refuse_no_effect(recipe, built.records)
     return built
 
@@ -135,7 +149,9 @@ def _build(
     step = step_kind(recipe).step(split)
     split.known.built = True
     flop = sum(flops(before).values()) * recipe.training.accumulate
-    return Built(authored, step, split.known, schedule, clock.seconds, saved_bytes(pair), before, flop)
+    return Built(
+        authored, step, split.known, schedule, clock.seconds, saved_bytes(pair), before, flop
+    )
 
 
 class Clock:
@@ -156,6 +172,12 @@ class Clock:
 
 def refuse_no_effect(recipe: Recipe, records: list[PassRecord]) -> None:
     """Raise WorkbenchError where the recipe is strict and a pass without leave had no effect."""
-    idle = [f"{name}: {why}" for name, why in each_no_effect(records) if name not in recipe.expect.no_effect]
+    idle = [
+        f"{name}: {why}"
+        for name, why in each_no_effect(records)
+        if name not in recipe.expect.no_effect
+    ]
     if recipe.strict and idle:
-        raise WorkbenchError(f"recipe {recipe.name!r} is strict and these passes had no effect: {'; '.join(idle)}")
+        raise WorkbenchError(
+            f"recipe {recipe.name!r} is strict and these passes had no effect: {'; '.join(idle)}"
+        )

@@ -12,7 +12,15 @@ from torch.fx import GraphModule
 
 from workbench.graph.lower import CompiledStep, Step
 from workbench.graph.partition import ForwardBackward
-from workbench.graph.read.simulated_run import BEHIND_OTHERS, COMPUTE, CPU_LATE, HIDDEN, Span, StepTimeline, simulated
+from workbench.graph.read.simulated_run import (
+    BEHIND_OTHERS,
+    COMPUTE,
+    CPU_LATE,
+    HIDDEN,
+    Span,
+    StepTimeline,
+    simulated,
+)
 from workbench.pipeline import gpu_communication as gpu
 from workbench.pipeline.step_profile import Kernel, profiled
 from workbench.torch_api.restoring import restoring, restoring_module
@@ -108,8 +116,18 @@ def run_of_kernels(
         limit = CPU_LATE if following + START_US > (k.begin + k.end) / 2 else _ALONE
         if limit == _ALONE and waited < little:
             limit = BEHIND_OTHERS
-        spans.append(Span(known.name, known.lane, (k.begin - start) / 1e3, (k.end - start) / 1e3, alone,
-                          HIDDEN if alone * 1e3 < little else limit, known.label, known.part,
-                          alone - waited / 1e3))
+        spans.append(
+            Span(
+                known.name,
+                known.lane,
+                (k.begin - start) / 1e3,
+                (k.end - start) / 1e3,
+                alone,
+                HIDDEN if alone * 1e3 < little else limit,
+                known.label,
+                known.part,
+                alone - waited / 1e3,
+            )
+        )
     end = max((k.end for k in kernels), default=start)
     return StepTimeline(source, tuple(spans), (end - start) / 1e3, gpu.length(busy) / 1e3)

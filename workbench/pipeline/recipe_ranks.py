@@ -53,7 +53,10 @@ def on_ranks(
         with fake_world(recipe.mesh.world_size), telling(progress) as tell:
             return [function(recipe, *args, Post(tell.hear, steps))]
     if among_ranks(world):
-        with joined(recipe, world, timeout=timeout) as here, telling(here.rank == 0 and progress) as tell:
+        with (
+            joined(recipe, world, timeout=timeout) as here,
+            telling(here.rank == 0 and progress) as tell,
+        ):
             return gathered(function(recipe, *args, Post(tell.hear, steps)))
     with telling(progress) as tell:
         tell(f"start {counted(recipe.mesh.world_size, 'rank')}")
@@ -62,7 +65,9 @@ def on_ranks(
             return pool.run_on(range(pool.size), _with_post, call, progress=tell.hear)
 
 
-def _with_post(function: Callable[..., Answer], recipe: Recipe, args: Sequence[Any], told: bool) -> Answer:
+def _with_post(
+    function: Callable[..., Answer], recipe: Recipe, args: Sequence[Any], told: bool
+) -> Answer:
     send = send_progress if told and current_world().rank == 0 else None
     return function(recipe, *args, Post(send, recipe.training.steps))
 
@@ -81,8 +86,10 @@ def pool_of(recipe: Recipe, world: WorldChoice | RankPool, timeout: float) -> It
 def _require_size(recipe: Recipe, size: int, who: str) -> None:
     count = recipe.mesh.world_size
     if count != size:
-        raise WorldError(f"recipe {recipe.name!r} needs {counted(count, 'rank')}, and {who} {size}: change the mesh, "
-                         f"or start {counted(count, 'rank')}")
+        raise WorldError(
+            f"recipe {recipe.name!r} needs {counted(count, 'rank')}, and {who} {size}: change the mesh, "
+            f"or start {counted(count, 'rank')}"
+        )
 
 
 def launched() -> bool:

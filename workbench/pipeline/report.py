@@ -46,7 +46,10 @@ class PassRow:
 
     @classmethod
     def of(cls, record: PassRecord) -> PassRow:
-        contract, verdicts = record.item.contract, record.verdicts  # reading them counts as verification
+        contract, verdicts = (
+            record.item.contract,
+            record.verdicts,
+        )  # reading them counts as verification
         return cls(record.name, record.stage, contract.numerics, contract.tolerance, record.seconds,
                    record.verify_seconds, verdicts, record.memory, record.ran_for)
 
@@ -81,11 +84,18 @@ class Peak:
         """Both, with what holds the memory where both are known."""
         texts = [f"{self.measured / GIB:.2f} GiB measured on rank 0"] if self.measured else []
         if self.predicted is not None:
-            too_high = f" ({self.predicted.bytes / self.measured - 1:+.1%})" if self.measured else ""
-            texts.append(f"{self.predicted.bytes / GIB:.2f} GiB predicted, in the {self.predicted.phase}{too_high}")
+            too_high = (
+                f" ({self.predicted.bytes / self.measured - 1:+.1%})" if self.measured else ""
+            )
+            texts.append(
+                f"{self.predicted.bytes / GIB:.2f} GiB predicted, in the {self.predicted.phase}{too_high}"
+            )
         lines = [f"peak memory: {', '.join(texts)}"] if texts else []
         if len(texts) == 2 and self.predicted is not None:
-            lines += [f"  {size / GIB:8.3f} GiB  {name}  {where}" for name, size, where in self.predicted.holders]
+            lines += [
+                f"  {size / GIB:8.3f} GiB  {name}  {where}"
+                for name, size, where in self.predicted.holders
+            ]
         return lines
 
 
@@ -145,8 +155,13 @@ class Report:
     @property
     def idle(self) -> list[tuple[str, str]]:
         """(pass, reason) for passes without effect that the recipe does not allow to have none."""
-        return [(row.name, verdict.message) for row in self.passes if row.name not in self.recipe.expect.no_effect
-                for verdict in row.verdicts if verdict.outcome is Outcome.NO_EFFECT]
+        return [
+            (row.name, verdict.message)
+            for row in self.passes
+            if row.name not in self.recipe.expect.no_effect
+            for verdict in row.verdicts
+            if verdict.outcome is Outcome.NO_EFFECT
+        ]
 
     @property
     def whole_step(self) -> list[Verdict]:
@@ -160,22 +175,35 @@ class Report:
     @property
     def named_verdicts(self) -> list[tuple[str, list[Verdict]]]:
         """(name, verdicts) of each pass, and of the whole list."""
-        return [*((row.name, row.verdicts) for row in self.passes), ("whole step", [self.schedule, *self.pipeline])]
+        return [
+            *((row.name, row.verdicts) for row in self.passes),
+            ("whole step", [self.schedule, *self.pipeline]),
+        ]
 
     @property
     def unchecked(self) -> dict[str, list[str]]:
         """Each reason why something was not checked, and the checks it stands for."""
-        return unchecked([row.verdicts for row in self.passes], [self.schedule, *self.pipeline], self.not_run)
+        return unchecked(
+            [row.verdicts for row in self.passes], [self.schedule, *self.pipeline], self.not_run
+        )
 
     @property
     def problems(self) -> list[str]:
         """Why the run is not ok, a sentence each: verdicts that fail, expectations missed, no effect where strict."""
         verdicts = [(row.name, verdict) for row in self.passes for verdict in row.verdicts]
         verdicts += [("all passes", verdict) for verdict in (self.schedule, *self.pipeline)]
-        problems = [f"{name}: {verdict}" for name, verdict in verdicts if verdict.outcome is Outcome.FAIL]
-        problems += [f"expected {e.name}: {e.message}" for e in self.expectations if e.outcome is Outcome.FAIL]
+        problems = [
+            f"{name}: {verdict}" for name, verdict in verdicts if verdict.outcome is Outcome.FAIL
+        ]
+        problems += [
+            f"expected {e.name}: {e.message}"
+            for e in self.expectations
+            if e.outcome is Outcome.FAIL
+        ]
         if self.recipe.strict:
-            problems += [f"{name}: NO_EFFECT, and the recipe is strict ({why})" for name, why in self.idle]
+            problems += [
+                f"{name}: NO_EFFECT, and the recipe is strict ({why})" for name, why in self.idle
+            ]
         return problems
 
     @property
@@ -213,32 +241,53 @@ class Report:
     def table(self, *, reasoned: bool = True, color: bool = False) -> str:
         """The verdicts as text: a row a pass, a column a check, and, if `reasoned`, the reasons underneath."""
         passes = [(row.name, row.verdicts) for row in self.passes]
-        lines = [self._title(), "", *verdict_grid([*passes, ("whole step", self.whole_step)], color=color)]
+        lines = [
+            self._title(),
+            "",
+            *verdict_grid([*passes, ("whole step", self.whole_step)], color=color),
+        ]
         lines += [*self._reasons(color), ""] if reasoned else [""]
         expected = [f"expected {e.name}: {e.outcome}, {e.message}" for e in self.expectations]
-        figures = [f"{row.name}: {'; '.join(row.figures())}" for row in self.passes if row.figures() and reasoned]
+        figures = [
+            f"{row.name}: {'; '.join(row.figures())}"
+            for row in self.passes
+            if row.figures() and reasoned
+        ]
         for line in (*self._lossy(), *expected, *figures, *self._figures()):
             lines += _wrapped(line, "", "  ")
         problems = [line for problem in self.problems for line in _wrapped(problem, "! ", "  ")]
         text, outcome = self.outcome
         if color:
-            problems, text = [painted(line, Outcome.FAIL) for line in problems], painted(text, outcome)
+            problems, text = (
+                [painted(line, Outcome.FAIL) for line in problems],
+                painted(text, outcome),
+            )
         return "\n".join([*lines, *problems, text])
 
     def _title(self) -> str:
         ranks = counted(self.world["size"], f"{self.world['kind']} rank")
-        return f"{self.recipe.name} on {ranks} ({mesh_text(self.world['axes'])}), level {self.level}"
+        return (
+            f"{self.recipe.name} on {ranks} ({mesh_text(self.world['axes'])}), level {self.level}"
+        )
 
     def _reasons(self, color: bool) -> list[str]:
         lines = []
         for name, verdicts in self.named_verdicts:
-            telling = [verdict for verdict in verdicts if verdict.outcome is not Outcome.UNKNOWN and said(verdict)]
+            telling = [
+                verdict
+                for verdict in verdicts
+                if verdict.outcome is not Outcome.UNKNOWN and said(verdict)
+            ]
             lines += ["", name] if telling else []
             for verdict in telling:
                 good = verdict.outcome is Outcome.PASS
                 text = said(verdict) if good else f"{verdict.outcome}: {said(verdict)}"
                 wrapped = _wrapped(text, f"  {verdict.check:<12}", " " * 14)
-                lines += wrapped if good or not color else [painted(line, verdict.outcome) for line in wrapped]
+                lines += (
+                    wrapped
+                    if good or not color
+                    else [painted(line, verdict.outcome) for line in wrapped]
+                )
         lines += ["", "not checked"] if self.unchecked else []
         for why, checks in self.unchecked.items():
             lines += _wrapped(f"{', '.join(checks)}: {why}", "  ", "    ")
@@ -246,8 +295,11 @@ class Report:
 
     def _lossy(self) -> list[str]:
         """Each LOSSY pass with its tolerance, told once."""
-        return [f"{row.name} is LOSSY: norm-relative tolerance {row.tolerance:g} on the loss and each gradient"
-                for row in self.passes if row.tolerance is not None]
+        return [
+            f"{row.name} is LOSSY: norm-relative tolerance {row.tolerance:g} on the loss and each gradient"
+            for row in self.passes
+            if row.tolerance is not None
+        ]
 
     def _figures(self) -> list[str]:
         """What was measured, one line each."""
@@ -257,8 +309,10 @@ class Report:
         if roof.ceiling is None or training is None or step is None:
             return [*lines, roof.reason]
         lines[-1] += f"; matmul ceiling {_si(roof.ceiling)}FLOP/s on all ranks in {roof.dtype}"
-        lines.append(f"step: {step * 1e3:,.1f} ms (median), {self.tokens_per_second or 0:,.0f} tokens/s; "
-                     f"roofline {(roof.step_seconds or 0) * 1e3:,.2f} ms, {roof.fraction or 0:.1%} of it reached")
+        lines.append(
+            f"step: {step * 1e3:,.1f} ms (median), {self.tokens_per_second or 0:,.0f} tokens/s; "
+            f"roofline {(roof.step_seconds or 0) * 1e3:,.2f} ms, {roof.fraction or 0:.1%} of it reached"
+        )
         losses, norms = training.losses, training.norms
         resumed = f" after the {training.first_step} of a checkpoint" if training.first_step else ""
         lines.append(f"loss: {losses[0]:.4f} to {losses[-1]:.4f} in {len(losses)} steps{resumed}; "
@@ -275,9 +329,13 @@ class Report:
     def _repr_html_(self) -> str:
         """The same table for a notebook; a cell's reason shows under the pointer, and in the list underneath."""
         escape = html.escape
-        checks = columns([*self.pipeline, *(verdict for row in self.passes for verdict in row.verdicts)])
+        checks = columns(
+            [*self.pipeline, *(verdict for row in self.passes for verdict in row.verdicts)]
+        )
         head = "".join(f"<th style='text-align:left'>{check}</th>" for check in checks)
-        rows = [(f"<code>{escape(row.name)}</code>", row.verdicts, "<td>-</td>") for row in self.passes]
+        rows = [
+            (f"<code>{escape(row.name)}</code>", row.verdicts, "<td>-</td>") for row in self.passes
+        ]
         body = ""
         for name, verdicts, missing in (*rows, ("whole step", self.whole_step, "<td></td>")):
             cells = {verdict.check: _cell(verdict) for verdict in verdicts}
@@ -292,7 +350,9 @@ class Report:
             listed += f"<li>{escape(', '.join(names))}: UNKNOWN, {escape(why)}</li>"
         text, outcome = self.outcome
         expected = [f"expected {e.name}: {e.outcome}" for e in self.expectations]
-        lines = "".join(f"<div>{escape(line)}</div>" for line in (*self._lossy(), *expected, *self.problems))
+        lines = "".join(
+            f"<div>{escape(line)}</div>" for line in (*self._lossy(), *expected, *self.problems)
+        )
         return (
             f"<b>{escape(self._title())}</b>"
             f"<table><thead><tr><th></th>{head}</tr></thead><tbody>{body}</tbody></table>{lines}"
@@ -302,7 +362,9 @@ class Report:
 
     def __repr__(self) -> str:
         rows = ", ".join(f"{row.name} {row.outcome}" for row in self.passes) or "no passes"
-        return f"Report({self.recipe.name} on {self.world['size']} {self.world['kind']} ranks: {rows})"
+        return (
+            f"Report({self.recipe.name} on {self.world['size']} {self.world['kind']} ranks: {rows})"
+        )
 
 
 def _si(value: float) -> str:
@@ -313,7 +375,9 @@ def _si(value: float) -> str:
 
 
 def _wrapped(text: str, first: str, rest: str) -> list[str]:
-    return textwrap.wrap(text, WIDTH, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False)
+    return textwrap.wrap(
+        text, WIDTH, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False
+    )
 
 
 def _fact(verdict: Verdict) -> str:

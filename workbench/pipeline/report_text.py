@@ -25,13 +25,20 @@ def outcomes(verdicts: Sequence[Verdict], checks: Sequence[str]) -> list[Outcome
     return [known.get(check) for check in checks]
 
 
-def verdict_grid(rows: Sequence[tuple[str, Sequence[Verdict]]], *, color: bool = False) -> list[str]:
+def verdict_grid(
+    rows: Sequence[tuple[str, Sequence[Verdict]]], *, color: bool = False
+) -> list[str]:
     """A line of heads, and a line for each (name, verdicts); a dash where a check has no verdict."""
     checks = columns(verdict for _, verdicts in rows for verdict in verdicts)
-    cells = [[name, *(str(outcome or "-") for outcome in outcomes(verdicts, checks))] for name, verdicts in rows]
+    cells = [
+        [name, *(str(outcome or "-") for outcome in outcomes(verdicts, checks))]
+        for name, verdicts in rows
+    ]
     lines = aligned([["", *checks], *cells])
     if color:
-        lines = [_OUTCOME.sub(lambda word: painted(word[0], Outcome(word[0])), line) for line in lines]
+        lines = [
+            _OUTCOME.sub(lambda word: painted(word[0], Outcome(word[0])), line) for line in lines
+        ]
     return lines
 
 

@@ -61,8 +61,14 @@ class Roofline:
     reason: str = ""
 
 
-def roofline(flop_per_token: float, dtype: str, tokens: int, ceiling: float | None, measured: float | None,
-             reason: str = "") -> Roofline:
+def roofline(
+    flop_per_token: float,
+    dtype: str,
+    tokens: int,
+    ceiling: float | None,
+    measured: float | None,
+    reason: str = "",
+) -> Roofline:
     """Put the figures together; `measured` is the median step in seconds, or None."""
     if ceiling is None:
         return Roofline(flop_per_token, dtype, reason=reason)

@@ -61,12 +61,18 @@ def run(
     """
     recipe = runnable(recipe, world)
     if world == "fake" and checkpoints is not None:
-        raise WorkbenchError(f"checkpoints {checkpoints}: a fake world trains nothing: take world gloo or nccl")
+        raise WorkbenchError(
+            f"checkpoints {checkpoints}: a fake world trains nothing: take world gloo or nccl"
+        )
     check_saving(recipe, checkpoints, save_every)
     folder = None if checkpoints is None else Path(checkpoints).absolute()
     if world != "fake":
         text_of(recipe)  # what is wrong with it is said before any rank starts
-    report = merged(on_ranks(recipe, world, on_rank, level, folder, save_every, timeout=timeout, progress=progress))
+    report = merged(
+        on_ranks(
+            recipe, world, on_rank, level, folder, save_every, timeout=timeout, progress=progress
+        )
+    )
     if (world == "fake" or not among_ranks(world)) and os.environ.get(REPORTS):
         _keep(report, Path(os.environ[REPORTS]))
     return report
@@ -84,14 +90,18 @@ def on_rank(
     """One rank's part of `run`: every rank of the world calls it. folder: that of the checkpoints."""
     world = current_world()
     # a pass without effect is told in the report, which a strict recipe then fails: no rank raises alone
-    built = build(recipe.model_copy(update={"strict": False}), world, level=level, progress=post.stage)
+    built = build(
+        recipe.model_copy(update={"strict": False}), world, level=level, progress=post.stage
+    )
     training = None
     if world.kind in ("gloo", "nccl"):
         if level == "full":
             post.stage("time")
             time_graphs(built.records, built.step)
         post.stage("train")
-        training = train(built.authored, built.step, progress=post.step, folder=folder, save_every=save_every)
+        training = train(
+            built.authored, built.step, progress=post.step, folder=folder, save_every=save_every
+        )
         post.stage("measure")
     return _measured(built, recipe, level, training)
 
@@ -115,29 +125,53 @@ def _measured(built: Built, recipe: Recipe, level: Level, training: Training | N
     if training is None:
         not_run = f"a {world.kind} world has neither values nor speed: run on real ranks"
     return rank_report(
-        recipe, world, training, built.flop, level=level, seconds=built.seconds,
-        passes=[PassRow.of(record) for record in built.records], schedule=built.schedule, pipeline=built.pipeline,
-        saved_bytes=built.saved_bytes, profile=profile, not_run=not_run, peak=predicted_peak(built),
+        recipe,
+        world,
+        training,
+        built.flop,
+        level=level,
+        seconds=built.seconds,
+        passes=[PassRow.of(record) for record in built.records],
+        schedule=built.schedule,
+        pipeline=built.pipeline,
+        saved_bytes=built.saved_bytes,
+        profile=profile,
+        not_run=not_run,
+        peak=predicted_peak(built),
     )
 
 
 def rank_report(
-    recipe: Recipe, world: World, training: Training | None, flop: int, *, peak: StepPeak | None, saved_bytes: int,
+    recipe: Recipe,
+    world: World,
+    training: Training | None,
+    flop: int,
+    *,
+    peak: StepPeak | None,
+    saved_bytes: int,
     **more: Any,
 ) -> Report:
     """What one rank reports. Every rank calls it: it measures how fast they multiply. flop: of this rank's step.
     more: the other fields of the report.
     """
-    dtype, tokens = recipe.precision.param, recipe.data.seq_len * recipe.data.batch_per_rank * recipe.mesh.dp
+    dtype, tokens = (
+        recipe.precision.param,
+        recipe.data.seq_len * recipe.data.batch_per_rank * recipe.mesh.dp,
+    )
     ceiling = None if training is None else matmul_ceiling(world, getattr(torch, dtype))
     measured = None if training is None else training.peak_bytes
     reason = f"a {world.kind} world runs nothing: no ceiling to measure" if ceiling is None else ""
     return Report(
-        recipe=recipe, world={"kind": world.kind, "size": world.size, "axes": dict(recipe.mesh.axes)},
-        machine=machine(), versions=versions(), training=training, saved_bytes=saved_bytes,
+        recipe=recipe,
+        world={"kind": world.kind, "size": world.size, "axes": dict(recipe.mesh.axes)},
+        machine=machine(),
+        versions=versions(),
+        training=training,
+        saved_bytes=saved_bytes,
         roofline=roofline(flop / tokens, dtype, tokens, ceiling, None, reason),
         peak=Peak(peak, measured),
-        expectations=check_expectations(recipe, training, saved_bytes), **more,
+        expectations=check_expectations(recipe, training, saved_bytes),
+        **more,
     )
 
 
@@ -146,7 +180,9 @@ def _profiled(built: Built) -> StepProfile | None:
     module, step, batch = built.authored.module, built.step, Batches(built.authored).first()
 
     def once() -> None:
-        module.zero_grad(set_to_none=True)  # a replayed step refuses to write over gradients that are held
+        module.zero_grad(
+            set_to_none=True
+        )  # a replayed step refuses to write over gradients that are held
         step.once(*batch)
 
     with restoring_module(module, step.written):
@@ -175,9 +211,13 @@ def predicted_peak(built: Built) -> StepPeak:
     return peak_by(built.step.split.graphs, [record.name for record in built.records])
 
 
-def peak_by(graphs: tuple[GraphModule, ...], passes: Sequence[str], *, gpu: bool = False) -> StepPeak:
+def peak_by(
+    graphs: tuple[GraphModule, ...], passes: Sequence[str], *, gpu: bool = False
+) -> StepPeak:
     """The peak of a step of these graphs, which lowering and replay passes among `passes` will run."""
-    return step_peak(graphs, fused="full_inductor_compilation" in passes, replayed="cudagraph" in passes, gpu=gpu)
+    return step_peak(
+        graphs, fused="full_inductor_compilation" in passes, replayed="cudagraph" in passes, gpu=gpu
+    )
 
 
 def merged(ranks: Sequence[Report]) -> Report:
@@ -191,9 +231,17 @@ def merged(ranks: Sequence[Report]) -> Report:
         machine=first.machine | ({"peak_bytes_by_rank": peaks} if peaks else {}),
         passes=merge_rows([rank.passes for rank in ranks]),
         schedule=gravest_rank([rank.schedule for rank in ranks]),
-        pipeline=[gravest_rank(same) for same in zip(*(rank.pipeline for rank in ranks), strict=True)],
-        roofline=roofline(flop, first.roofline.dtype, tokens, first.roofline.ceiling, first.step_seconds,
-                          first.roofline.reason),
+        pipeline=[
+            gravest_rank(same) for same in zip(*(rank.pipeline for rank in ranks), strict=True)
+        ],
+        roofline=roofline(
+            flop,
+            first.roofline.dtype,
+            tokens,
+            first.roofline.ceiling,
+            first.step_seconds,
+            first.roofline.reason,
+        ),
     )
 
 
@@ -215,19 +263,27 @@ def merge_rows(ranks: Sequence[Sequence[PassRow]]) -> list[PassRow]:
     return rows
 
 
-def check_expectations(recipe: Recipe, training: Training | None, saved_bytes: int) -> list[Expectation]:
+def check_expectations(
+    recipe: Recipe, training: Training | None, saved_bytes: int
+) -> list[Expectation]:
     """What the recipe expects beside the passes' contracts. The loss falls if the last fifth is below the first."""
     expectations = []
     if recipe.expect.loss_falls:
         losses = training.losses if training is not None else []
         if len(losses) < 2:
-            why = "one step has no course: set training.steps to 2" if losses else "a fake world trains nothing"
+            why = (
+                "one step has no course: set training.steps to 2"
+                if losses
+                else "a fake world trains nothing"
+            )
             expectations.append(Expectation("loss_falls", Outcome.UNKNOWN, why))
         else:
             part = max(1, len(losses) // 5)
             first, last = statistics.fmean(losses[:part]), statistics.fmean(losses[-part:])
             outcome = Outcome.PASS if last < first else Outcome.FAIL
-            expectations.append(Expectation("loss_falls", outcome, f"from {first:.4f} to {last:.4f}"))
+            expectations.append(
+                Expectation("loss_falls", outcome, f"from {first:.4f} to {last:.4f}")
+            )
     limit = recipe.expect.max_saved_bytes
     if limit is not None:
         outcome = Outcome.PASS if saved_bytes <= limit else Outcome.FAIL

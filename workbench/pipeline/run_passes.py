@@ -116,9 +116,13 @@ def apply_pass(
     except WorkbenchError:
         raise
     except Exception as error:
-        raise WorkbenchError(f"{where} raised {type(error).__name__}: {error}{place_of(error)}") from error
+        raise WorkbenchError(
+            f"{where} raised {type(error).__name__}: {error}{place_of(error)}"
+        ) from error
     if not (callable(result) if callables else isinstance(result, GraphModule)):
-        wanted = "a callable" if callables else "the GraphModule, also where it was changed in place"
+        wanted = (
+            "a callable" if callables else "the GraphModule, also where it was changed in place"
+        )
         raise WorkbenchError(f"{where} returned {type(result).__name__}: return {wanted}")
     if not callables:
         set_facts(result, facts)
@@ -129,12 +133,20 @@ def apply_pass(
 def _require_static(graph: GraphModule, where: str) -> None:
     read = next((n for n in graph.graph.nodes if is_symbolic(n.meta.get("val"))), None)
     if read is not None:
-        raise WorkbenchError(f"{where}: it needs sizes that are the same in every step, and that of {read.name} "
-                             f"({module_path(read) or 'an input'}) is read from the device: give it a static size")
+        raise WorkbenchError(
+            f"{where}: it needs sizes that are the same in every step, and that of {read.name} "
+            f"({module_path(read) or 'an input'}) is read from the device: give it a static size"
+        )
 
 
-def _run_pass(item: RegisteredPass, options: Any, before: tuple[Any, ...], known: Known,
-              contexts: Iterable[AbstractContextManager[list[Any]]], step: StepFacts | None = None) -> PassRecord:
+def _run_pass(
+    item: RegisteredPass,
+    options: Any,
+    before: tuple[Any, ...],
+    known: Known,
+    contexts: Iterable[AbstractContextManager[list[Any]]],
+    step: StepFacts | None = None,
+) -> PassRecord:
     """Apply a pass to `before`, or to copies with the facts `step`, and add its record to what is known of the run.
 
     contexts: the tracing state around each graph, which gives the graph's example inputs.

@@ -17,7 +17,12 @@ from workbench.graph.capture import JointGraph, capture
 from workbench.graph.lower import CompiledStep, Step, bind
 from workbench.graph.partition import ForwardBackward, Partitioned, Split, partition
 from workbench.passes.registry import find_pass
-from workbench.pipeline.run_passes import agree_on_collectives, capture_decompositions, run_joint, run_partitioned
+from workbench.pipeline.run_passes import (
+    agree_on_collectives,
+    capture_decompositions,
+    run_joint,
+    run_partitioned,
+)
 from workbench.recipe.contracts import Stage
 from workbench.recipe.hooks import hook_of
 from workbench.recipe.recipe import Recipe
@@ -61,7 +66,9 @@ def step_kind(recipe: Recipe) -> PairStep:
 def capture_joint(recipe: Recipe, authored: Authored) -> JointGraph:
     """The joint graph as the recipe's first pass receives it."""
     step_kind(recipe).require(authored)
-    return capture(authored, decompositions=capture_decompositions(recipe.joint_passes), by=recipe.capture)
+    return capture(
+        authored, decompositions=capture_decompositions(recipe.joint_passes), by=recipe.capture
+    )
 
 
 def passes_before(specs: Sequence[PassSpec], stages: Collection[Stage]) -> list[PassSpec]:
@@ -91,8 +98,13 @@ def lower(split: Partitioned) -> Verdict:
     return agreement
 
 
-def before_lowering(recipe: Recipe, world: World, *, captured: Callable[[JointGraph], Any] = lambda _: None,
-                    progress: Tell = lambda _: None) -> Split:
+def before_lowering(
+    recipe: Recipe,
+    world: World,
+    *,
+    captured: Callable[[JointGraph], Any] = lambda _: None,
+    progress: Tell = lambda _: None,
+) -> Split:
     """The recipe's graphs on this rank of `world`, as a compiler would receive them; no step runs.
 
     `captured` gets the joint graph before its first pass.

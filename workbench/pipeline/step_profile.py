@@ -90,14 +90,25 @@ def step_profile(kernels: Sequence[Kernel], launches: int = 0) -> StepProfile:
         return covered([*spans, *compute]) - covered(compute)
 
     every = [span for spans in nccl.values() for span in spans]
-    return StepProfile(covered(compute), covered(every), exposed(every), len(kernels), launches,
-                       {kind: exposed(spans) for kind, spans in nccl.items()}, dict(spent.most_common(LONGEST)),
-                       covered(copies), exposed(copies), covered(waiting))
+    return StepProfile(
+        covered(compute),
+        covered(every),
+        exposed(every),
+        len(kernels),
+        launches,
+        {kind: exposed(spans) for kind, spans in nccl.items()},
+        dict(spent.most_common(LONGEST)),
+        covered(copies),
+        exposed(copies),
+        covered(waiting),
+    )
 
 
 def since(events: Sequence[Any], mark: str) -> list[Any]:
     """The events of a profile from the range called `mark` on, without the range itself."""
-    begin = max(e.time_range.start for e in events if e.name == mark and e.device_type == DeviceType.CPU)
+    begin = max(
+        e.time_range.start for e in events if e.name == mark and e.device_type == DeviceType.CPU
+    )
     return [e for e in events if e.name != mark and e.time_range.start >= begin]
 
 

@@ -41,7 +41,9 @@ class ByteText:
         return both[:, :-1].contiguous(), both[:, 1:].contiguous()
 
 
-def load_text(path: str | Path | None = None, *, seq_len: int = 1, vocab_size: int = BYTES) -> ByteText:
+def load_text(
+    path: str | Path | None = None, *, seq_len: int = 1, vocab_size: int = BYTES
+) -> ByteText:
     """Read up to MOST_BYTES of a folder's text files, sorted by path; None reads the standard library's `*.py`.
 
     A NUL stands between two files: it ends a document. Hidden files and files that hold one are passed over.
@@ -49,8 +51,10 @@ def load_text(path: str | Path | None = None, *, seq_len: int = 1, vocab_size: i
     `seq_len` and its target, or a vocabulary smaller than the 256 bytes.
     """
     if vocab_size < BYTES:
-        raise WorkbenchError(f"model.vocab_size {vocab_size} is less than the {BYTES} bytes of byte-level text: "
-                             f"set it to {BYTES} or more")
+        raise WorkbenchError(
+            f"model.vocab_size {vocab_size} is less than the {BYTES} bytes of byte-level text: "
+            f"set it to {BYTES} or more"
+        )
     folder = Path(sysconfig.get_path("stdlib") if path is None else path).expanduser()
     files, size = list[bytes](), 0
     try:
@@ -63,13 +67,16 @@ def load_text(path: str | Path | None = None, *, seq_len: int = 1, vocab_size: i
             if size >= MOST_BYTES:
                 break
     except OSError as error:
-        raise WorkbenchError(f"data.path {str(folder)!r}: {error.filename} cannot be read ({error.strerror}): give a "
-                             "folder of text files, or leave it out for the sources of Python's standard library"
-                             ) from None
+        raise WorkbenchError(
+            f"data.path {str(folder)!r}: {error.filename} cannot be read ({error.strerror}): give a "
+            "folder of text files, or leave it out for the sources of Python's standard library"
+        ) from None
     text = b"\0".join(files)
     if len(text) < seq_len + 1:
-        raise WorkbenchError(f"data.path {str(folder)!r} holds {len(text)} bytes of text, and one sequence with its "
-                             f"target needs {seq_len + 1}: add text files, or set a shorter data.seq_len")
+        raise WorkbenchError(
+            f"data.path {str(folder)!r} holds {len(text)} bytes of text, and one sequence with its "
+            f"target needs {seq_len + 1}: add text files, or set a shorter data.seq_len"
+        )
     return ByteText(torch.frombuffer(bytearray(text), dtype=torch.uint8))
 
 

@@ -29,14 +29,25 @@ from workbench.torch_api.distributed.adamw import ShardedAdamW, scalar_dtype
 from workbench.torch_api.restoring import shard_of
 from workbench.world.mesh import coordinates
 
-__all__ = ["Batches", "Training", "apart", "clip", "deterministic", "optimizer_of", "total_norm", "train"]
+__all__ = [
+    "Batches",
+    "Training",
+    "apart",
+    "clip",
+    "deterministic",
+    "optimizer_of",
+    "total_norm",
+    "train",
+]
 
 
 def recipe_of(authored: Authored) -> Recipe:
     """The recipe `authored` was made from; WorkbenchError where there was none."""
     if authored.recipe is None:
-        raise WorkbenchError("this module was authored without a recipe, which says the data and the training: "
-                             "call the step in a loop of your own")
+        raise WorkbenchError(
+            "this module was authored without a recipe, which says the data and the training: "
+            "call the step in a loop of your own"
+        )
     return authored.recipe
 
 
@@ -54,12 +65,19 @@ class Batches:
         place = coordinates(authored.mesh, authored.world.rank)
         self.spec, self.device = recipe.data, authored.world.device
         self.accumulate = recipe.training.accumulate
-        self.dp_rank = place.get("dp_replicate", 0) * recipe.mesh.dp_shard + place.get("dp_shard", 0)
+        self.dp_rank = place.get("dp_replicate", 0) * recipe.mesh.dp_shard + place.get(
+            "dp_shard", 0
+        )
         self.text = text_of(recipe)
 
     def at(self, step: int) -> tuple[torch.Tensor, ...]:
-        batch = self.text.batch(step, seq_len=self.spec.seq_len, batch_per_rank=self.spec.batch_per_rank,
-                                dp_rank=self.dp_rank, seed=self.spec.seed)
+        batch = self.text.batch(
+            step,
+            seq_len=self.spec.seq_len,
+            batch_per_rank=self.spec.batch_per_rank,
+            dp_rank=self.dp_rank,
+            seed=self.spec.seed,
+        )
         if self.device.type == "cuda":  # a copy from other memory would wait for the device
             batch = batch[0].pin_memory(), batch[1].pin_memory()
         return tuple(tensor.to(self.device, non_blocking=True) for tensor in batch)
@@ -105,7 +123,9 @@ def optimizer_of(authored: Authored) -> torch.optim.Optimizer:
     Its learning rate is a tensor, of the dtype in which the fused AdamW reads it.
     """
     device = authored.world.device
-    lr = torch.tensor(recipe_of(authored).training.lr, dtype=scalar_dtype("lr", device), device=device)
+    lr = torch.tensor(
+        recipe_of(authored).training.lr, dtype=scalar_dtype("lr", device), device=device
+    )
     groups = [{"params": same} for same in by_mesh(authored.module.parameters())]
     return ShardedAdamW(groups, lr=lr, fused=True)
 
@@ -218,7 +238,9 @@ def train(
     schedule = None if scheduler is None else scheduler(optimizer)
     saved = None
     if folder is not None:
-        saved = hook("weights.checkpoints", f"checkpoints {folder}")(folder, authored, optimizer, schedule)
+        saved = hook("weights.checkpoints", f"checkpoints {folder}")(
+            folder, authored, optimizer, schedule
+        )
     batches = Batches(authored)
     cuda = world.device.type == "cuda"
     if cuda:
@@ -238,7 +260,9 @@ def train(
             if schedule is not None:
                 schedule.step()
             done = index + 1
-            save = saved is not None and (done == spec.steps or done % (save_every or spec.steps) == 0)
+            save = saved is not None and (
+                done == spec.steps or done % (save_every or spec.steps) == 0
+            )
             if done % spec.read_loss_every and done < spec.steps and not save:
                 continue
             losses += _mean_losses([loss for loss, _ in pending], world.size)
@@ -255,8 +279,17 @@ def train(
     tokens = recipe.data.seq_len * recipe.data.batch_per_rank * recipe.mesh.dp
     peak = torch.cuda.max_memory_allocated(world.device) if cuda else None
     not_finite = [first + i for i, norm in enumerate(norms) if not math.isfinite(norm)]
-    return Training(losses, norms, seconds, tokens, peak, load if load.layers else None, first, not_finite,
-                    spec.nan_norm)
+    return Training(
+        losses,
+        norms,
+        seconds,
+        tokens,
+        peak,
+        load if load.layers else None,
+        first,
+        not_finite,
+        spec.nan_norm,
+    )
 
 
 def _mean_losses(pending: list[torch.Tensor], ranks: int) -> list[float]:

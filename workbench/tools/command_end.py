@@ -58,7 +58,10 @@ def _print_error_of_system(error: OSError) -> int:
         raise error
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if not reader_left:
-        print(f"workbench: error: standard output cannot be written: {error.strerror}", file=sys.stderr)
+        print(
+            f"workbench: error: standard output cannot be written: {error.strerror}",
+            file=sys.stderr,
+        )
     return FAILED
 
 

@@ -66,12 +66,19 @@ def look() -> Facts:
     """The facts of this machine. Imports torch only if its version is supported."""
     compiler, tables = cxx_compiler(), list[Table]()
     if compiler is not None:
-        shown = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=20, check=False).stdout
+        shown = subprocess.run(
+            [compiler, "--version"], capture_output=True, text=True, timeout=20, check=False
+        ).stdout
         compiler = shown.partition("\n")[0] or compiler
     facts: dict[str, Any] = {
-        "python": sys.version.split()[0], "system": platform_name(), "torch": installed_torch(), "cores": cores(),
-        "compiler": compiler, "packages": {name: _version(name) for name in PACKAGES},
-        "triton": _version("triton") is not None, "tables": tables,
+        "python": sys.version.split()[0],
+        "system": platform_name(),
+        "torch": installed_torch(),
+        "cores": cores(),
+        "compiler": compiler,
+        "packages": {name: _version(name) for name in PACKAGES},
+        "triton": _version("triton") is not None,
+        "tables": tables,
     }
     try:
         tables += load_tables(results_dir())
@@ -82,9 +89,12 @@ def look() -> Facts:
         import torch.distributed as dist
 
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        facts |= {"torch": torch.__version__, "gpus": list(map(torch.cuda.get_device_name, range(count))),
-                  "gloo": dist.is_available() and dist.is_gloo_available(),
-                  "nccl": dist.is_available() and dist.is_nccl_available()}
+        facts |= {
+            "torch": torch.__version__,
+            "gpus": list(map(torch.cuda.get_device_name, range(count))),
+            "gloo": dist.is_available() and dist.is_gloo_available(),
+            "nccl": dist.is_available() and dist.is_nccl_available(),
+        }
     return Facts(**facts)
 
 
@@ -99,9 +109,13 @@ def _tested(what: str, found: str, tested: bool, do: str) -> Finding:
 
 def _versions(facts: Facts) -> list[Finding]:
     missing = [name for name, have in facts.packages.items() if have is None]
-    packages = Finding("ok", "packages", ", ".join(f"{name} {have}" for name, have in facts.packages.items()))
+    packages = Finding(
+        "ok", "packages", ", ".join(f"{name} {have}" for name, have in facts.packages.items())
+    )
     if missing:
-        packages = Finding("bad", "packages", f"missing: {', '.join(missing)}", f"pip install {' '.join(missing)}")
+        packages = Finding(
+            "bad", "packages", f"missing: {', '.join(missing)}", f"pip install {' '.join(missing)}"
+        )
     return [_tested("platform", " ".join(facts.system), facts.system == TESTED_PLATFORM,
                     "it may work: tests run on Linux x86-64 only"),
             _tested("python", facts.python, facts.python.rpartition(".")[0] in TESTED_PYTHON,
@@ -119,7 +133,9 @@ def _torch(facts: Facts) -> list[Finding]:
     if table is None:
         return [Finding("note", "torch", f"{here}: no table of its tests here",
                         f"make test-fast TORCH={here.split('+')[0]} in a checkout writes one")]
-    passed = f"{here}: {table.passed} of {len(table.rows)} tests pass on {table.torch}, {table.platform}"
+    passed = (
+        f"{here}: {table.passed} of {len(table.rows)} tests pass on {table.torch}, {table.platform}"
+    )
     return [Finding("note" if table.others else "ok", "torch", passed),
             *(Finding("note", outcome, test) for test, outcome in table.others)]
 
@@ -127,21 +143,37 @@ def _torch(facts: Facts) -> list[Finding]:
 def _abilities(facts: Facts) -> list[Finding]:
     found = []
     if not torch_problem(facts.torch):
-        found.append(Finding("ok", "fake world", "any mesh, one process: capture, passes, estimates"))
+        found.append(
+            Finding("ok", "fake world", "any mesh, one process: capture, passes, estimates")
+        )
         gloo = f"real ranks on {counted(facts.cores, 'core')}: training and every verdict but GPU memory"
         found.append(Finding("ok", "gloo ranks", gloo) if facts.gloo else Finding(
             "bad", "gloo ranks", "this torch has no gloo", "install a torch build with gloo"))
-        kinds = ", ".join(f"{facts.gpus.count(name)} x {name}" for name in dict.fromkeys(facts.gpus))
+        kinds = ", ".join(
+            f"{facts.gpus.count(name)} x {name}" for name in dict.fromkeys(facts.gpus)
+        )
         if facts.gpus and facts.nccl:
             found.append(Finding("ok", "nccl ranks", f"up to {len(facts.gpus)}: {kinds}"))
         else:
-            found.append(Finding("note", "nccl ranks", f"not here: {kinds or 'no CUDA GPU can be used'}",
-                                 "GPUs need a CUDA build of torch; without: gloo, or a fake world"))
+            found.append(
+                Finding(
+                    "note",
+                    "nccl ranks",
+                    f"not here: {kinds or 'no CUDA GPU can be used'}",
+                    "GPUs need a CUDA build of torch; without: gloo, or a fake world",
+                )
+            )
     if facts.compiler:
         found.append(Finding("ok", "full Inductor", f"compiler: {facts.compiler}"))
     else:
-        found.append(Finding("note", "full Inductor", "no C++ compiler: full_inductor_compilation is refused",
-                             "apt-get install g++, or conda install cxx-compiler, or set CXX"))
+        found.append(
+            Finding(
+                "note",
+                "full Inductor",
+                "no C++ compiler: full_inductor_compilation is refused",
+                "apt-get install g++, or conda install cxx-compiler, or set CXX",
+            )
+        )
     if facts.gpus and not facts.triton:
         found.append(Finding("note", "triton", "not installed: Inductor compiles nothing for GPUs",
                              "pip install triton"))
@@ -161,4 +193,6 @@ def text(found: list[Finding], *, color: bool = False) -> str:
         if finding.do:
             lines.append(f"{'':20}-> {finding.do}")
     bad = [finding.what for finding in found if finding.mark == "bad"]
-    return "\n".join([*lines, "", f"fix first: {', '.join(bad)}" if bad else "ready: try `workbench tour`"])
+    return "\n".join(
+        [*lines, "", f"fix first: {', '.join(bad)}" if bad else "ready: try `workbench tour`"]
+    )

@@ -56,7 +56,16 @@ def figures_of(pair: ForwardBackward, device: str, *, compiled: bool = False) ->
     estimate = reading(estimated_bytes, *pair.graphs)
     peaks = {part: estimate[f"peak_{part}"] for part in pair.by_part}
     run = simulated(pair.by_part, device, fused=compiled)
-    return Figures(launches, sizes, peaks, estimate["saved"], device, run.total_ms, run.compute_ms, run.exposed_ms)
+    return Figures(
+        launches,
+        sizes,
+        peaks,
+        estimate["saved"],
+        device,
+        run.total_ms,
+        run.compute_ms,
+        run.exposed_ms,
+    )
 
 
 @dataclass(frozen=True)
@@ -76,7 +85,9 @@ class Variant:
 
     def named(self) -> dict[str, Verdict]:
         """Each verdict by "PASS: CHECK", and on the collectives of all ranks."""
-        verdicts = {f"{name}: {v.check}": v for name, verdicts in self.verdicts.items() for v in verdicts}
+        verdicts = {
+            f"{name}: {v.check}": v for name, verdicts in self.verdicts.items() for v in verdicts
+        }
         return verdicts | {"ranks agree": self.schedule}
 
 
@@ -99,7 +110,9 @@ class Difference:
     @property
     def title(self) -> str:
         changes = ", ".join(f"{key}: {_short(a)} -> {_short(b)}" for key, a, b in self.changes)
-        return f"{'reverted' if self.reverted else 'what if'}: {changes or 'nothing but code differs'}"
+        return (
+            f"{'reverted' if self.reverted else 'what if'}: {changes or 'nothing but code differs'}"
+        )
 
     def rows(self) -> list[tuple[str, str, str, str]]:
         """(name, before, after, change) of each verdict and figure; change is "" where both are the same."""
@@ -115,13 +128,18 @@ class Difference:
         return rows
 
     def __repr__(self) -> str:
-        ran = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in self.ran.items()) or "nothing"
+        ran = (
+            ", ".join(f"{name} {seconds:.2f} s" for name, seconds in self.ran.items()) or "nothing"
+        )
         lines = [self.title, f"ran again: {ran}", f"kept: {', '.join(self.kept) or 'nothing'}",
                  f"answered in {self.seconds:.2f} s",
                  *aligned([("", "before", "after", "change"), *self.rows()], range(1, 4))]
         for side, variant in (("before", self.before), ("after", self.after)):
-            lines += [f"{side}, {name}: {verdict.outcome}, {verdict.message}"
-                      for name, verdict in variant.named().items() if verdict.outcome is not Outcome.PASS]
+            lines += [
+                f"{side}, {name}: {verdict.outcome}, {verdict.message}"
+                for name, verdict in variant.named().items()
+                if verdict.outcome is not Outcome.PASS
+            ]
         return "\n".join(lines)
 
 

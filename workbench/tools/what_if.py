@@ -74,7 +74,9 @@ class Study:
     def __init__(self, recipe: Recipe, world: World, device: str, progress: Progress) -> None:
         self.world, self.device, self.progress = world, device, progress
         self.history: list[Difference] = []
-        self._results: OrderedDict[str, Any] = OrderedDict()  # which never change: later calls work on a fork
+        self._results: OrderedDict[str, Any] = (
+            OrderedDict()
+        )  # which never change: later calls work on a fork
         self._undo: list[Variant] = []
         self._sources = Sources()
         started = time.perf_counter()
@@ -104,7 +106,10 @@ class Study:
         wanted = dict(changes or {})
         for key, specs in (("joint_passes", joint_passes), ("passes", passes)):
             if specs is not None:
-                wanted[key] = [spec.as_toml() if isinstance(spec, PassSpec) else spec for spec in listed(specs, key)]
+                wanted[key] = [
+                    spec.as_toml() if isinstance(spec, PassSpec) else spec
+                    for spec in listed(specs, key)
+                ]
         before = self.now
         recipe = self.recipe.override(wanted) if wanted else self.recipe
         difference = self._to(recipe, before.plan if plan is None else plan)
@@ -137,8 +142,16 @@ class Study:
         check_buildable(recipe, self.world.kind)
         world = self.world
         with deterministic(recipe.training.deterministic), telling(self.progress) as tell:
-            calls = _Calls(self._results, tell, self._sources.look(), torch.__version__, world.kind, world.size,
-                           world.rank, str(world.device))
+            calls = _Calls(
+                self._results,
+                tell,
+                self._sources.look(),
+                torch.__version__,
+                world.kind,
+                world.size,
+                world.rank,
+                str(world.device),
+            )
             joint, split = _graphs(recipe, world, plan, calls)
             figures_key = fingerprint(calls.key, "figures")
             if figures_key not in self._results:
@@ -156,14 +169,28 @@ class Study:
 
     def __repr__(self) -> str:
         rows = [("", "seconds", "verdict", "launches", "saved B", "step ms", "exposed ms")]
-        answers = [("as given", self.seconds, self.first), *((d.title, d.seconds, d.after) for d in self.history)]
+        answers = [
+            ("as given", self.seconds, self.first),
+            *((d.title, d.seconds, d.after) for d in self.history),
+        ]
         for title, seconds, variant in answers:
             f = variant.figures
-            rows.append((title, f"{seconds:.2f}", str(variant.outcome), f"{sum(f.launches.values()):,}",
-                         f"{f.saved:,}", f"{f.step_ms:,.3f}", f"{f.exposed_ms:,.3f}"))
+            rows.append(
+                (
+                    title,
+                    f"{seconds:.2f}",
+                    str(variant.outcome),
+                    f"{sum(f.launches.values()):,}",
+                    f"{f.saved:,}",
+                    f"{f.step_ms:,.3f}",
+                    f"{f.exposed_ms:,.3f}",
+                )
+            )
         where = f"{self.recipe.name} on {self.world.size} {self.world.kind} ranks"
         trust = device_spec(self.device).trust
-        return "\n".join([f"Study({where}, simulated on {self.device}, {trust})", *aligned(rows, range(1, 7))])
+        return "\n".join(
+            [f"Study({where}, simulated on {self.device}, {trust})", *aligned(rows, range(1, 7))]
+        )
 
 
 def what_if(
@@ -186,7 +213,9 @@ class _Calls:
     names: of all calls. ran: of those that were made, with their seconds.
     """
 
-    def __init__(self, results: OrderedDict[str, Any], tell: Callable[[str], Any], *reads: Any) -> None:
+    def __init__(
+        self, results: OrderedDict[str, Any], tell: Callable[[str], Any], *reads: Any
+    ) -> None:
         self.results, self.tell, self.key = results, tell, fingerprint(*reads)
         self.names: list[str] = []
         self.ran: dict[str, float] = {}
@@ -208,13 +237,28 @@ class _Calls:
         return result
 
 
-def _graphs(recipe: Recipe, world: World, plan: ParallelPlan | None, call: _Calls) -> tuple[JointGraph, Split]:
+def _graphs(
+    recipe: Recipe, world: World, plan: ParallelPlan | None, call: _Calls
+) -> tuple[JointGraph, Split]:
     """The calls of `build`, up to its last pass. No call changes what another returned."""
     table, step = capture_decompositions(recipe.joint_passes) is not None, recipe.training.step
-    authored = call("author", lambda: author(recipe, world, plan=plan), repr(recipe.model_dump(exclude=_LATER)), plan,
-                    author_module, random_tokens, find_family(recipe.model.family))
-    joint = call("capture", lambda: capture_joint(recipe, authored), repr((table, step, recipe.capture)), capture,
-                 hook_of("capture", recipe.capture), lowering.decomposition_table)
+    authored = call(
+        "author",
+        lambda: author(recipe, world, plan=plan),
+        repr(recipe.model_dump(exclude=_LATER)),
+        plan,
+        author_module,
+        random_tokens,
+        find_family(recipe.model.family),
+    )
+    joint = call(
+        "capture",
+        lambda: capture_joint(recipe, authored),
+        repr((table, step, recipe.capture)),
+        capture,
+        hook_of("capture", recipe.capture),
+        lowering.decomposition_table,
+    )
     for spec in recipe.joint_passes:
         joint = call(spec.name, partial(_after, run_joint, joint, spec), *_reads(spec))
     tags = [find_pass(spec.name).partition_effect for spec in recipe.joint_passes]
@@ -224,8 +268,12 @@ def _graphs(recipe: Recipe, world: World, plan: ParallelPlan | None, call: _Call
         split = call(spec.name, partial(_after, run_partitioned, split, spec), *_reads(spec))
     if step != "pair":
         kind, pair = step_kind(recipe), split.pair
-        split = call("join", lambda: kind.join(recipe, pair.fork()), repr((recipe.training.model_dump(), table)),
-                     type(kind))
+        split = call(
+            "join",
+            lambda: kind.join(recipe, pair.fork()),
+            repr((recipe.training.model_dump(), table)),
+            type(kind),
+        )
     for spec in recipe.passes[len(early):]:
         split = call(spec.name, partial(_after, run_partitioned, split, spec), *_reads(spec))
     return joint, split
@@ -244,5 +292,13 @@ def _reads(spec: PassSpec) -> tuple[Any, ...]:
     values = options.model_dump()
     files = [value for value in values.values() if isinstance(value, str) and isfile(value)]
     hashes = [hashlib.sha256(Path(file).read_bytes()).hexdigest() for file in files]
-    return (repr((values, hashes)), item.function, item.contract, item.effect, item.partition_effect,
-            item.order_costs, item.promised, item.executed)
+    return (
+        repr((values, hashes)),
+        item.function,
+        item.contract,
+        item.effect,
+        item.partition_effect,
+        item.order_costs,
+        item.promised,
+        item.executed,
+    )

@@ -61,8 +61,14 @@ class Backend:
     without a backward, as under `torch.no_grad()`; they run without passes, since passes transform whole steps.
     """
 
-    def __init__(self, joint_passes: list[PassSpec], passes: list[PassSpec], authored: Authored | None, strict: bool,
-                 may_be_idle: Sequence[str]) -> None:
+    def __init__(
+        self,
+        joint_passes: list[PassSpec],
+        passes: list[PassSpec],
+        authored: Authored | None,
+        strict: bool,
+        may_be_idle: Sequence[str],
+    ) -> None:
         self.joint_passes, self.passes = joint_passes, passes
         self.authored, self.strict, self.may_be_idle = authored, strict, may_be_idle
         self.graphs: list[CompiledGraph] = []
@@ -102,7 +108,11 @@ class Backend:
         return GraphFacts("joint", *_groups(example_inputs), world_kind() or "one process")
 
     def _report_idle(self, records: list[PassRecord]) -> None:
-        idle = [f"{name}: {why}" for name, why in each_no_effect(records) if name not in self.may_be_idle]
+        idle = [
+            f"{name}: {why}"
+            for name, why in each_no_effect(records)
+            if name not in self.may_be_idle
+        ]
         if self.strict and idle:
             raise WorkbenchError("these passes had no effect: " + "; ".join(idle))
         for text in idle:
@@ -114,14 +124,30 @@ class Backend:
             return f"{self!r}: call the compiled module first"
         lines = [repr(self)]
         for graph in self.graphs:
-            lines += ["", *verdict_grid([(record.name, record.verdicts) for record in graph.records])]
+            lines += [
+                "",
+                *verdict_grid([(record.name, record.verdicts) for record in graph.records]),
+            ]
             for record in graph.records:
-                reasons = [f"{verdict.check}: {said(verdict)}" for verdict in record.verdicts if said(verdict)]
-                lines += [f"  {record.name}: {text}" for text in (*reasons, *memory_changes(record.memory))]
+                reasons = [
+                    f"{verdict.check}: {said(verdict)}"
+                    for verdict in record.verdicts
+                    if said(verdict)
+                ]
+                lines += [
+                    f"  {record.name}: {text}"
+                    for text in (*reasons, *memory_changes(record.memory))
+                ]
             lines.append(f"  all ranks: {graph.schedule}")
         every = [record.verdicts for record in self.records]
         missing = unchecked(every, [graph.schedule for graph in self.graphs], NOT_RUN)
-        return "\n".join([*lines, "", *(f"not checked: {', '.join(checks)}: {why}" for why, checks in missing.items())])
+        return "\n".join(
+            [
+                *lines,
+                "",
+                *(f"not checked: {', '.join(checks)}: {why}" for why, checks in missing.items()),
+            ]
+        )
 
     def __repr__(self) -> str:
         names = ", ".join(spec.name for spec in (*self.joint_passes, *self.passes)) or "no passes"
@@ -136,7 +162,9 @@ def _groups(example_inputs: Sequence[Any]) -> tuple[dict[str, str], dict[str, in
     """
     groups: dict[str, str] = {}
     sizes: dict[str, int] = {}
-    for mesh in dict.fromkeys(value.device_mesh for value in example_inputs if isinstance(value, DTensor)):
+    for mesh in dict.fromkeys(
+        value.device_mesh for value in example_inputs if isinstance(value, DTensor)
+    ):
         axes = mesh.mesh_dim_names or [f"axis{i}" for i in range(mesh.ndim)]
         for i, (axis, size) in enumerate(zip(axes, mesh.shape, strict=True)):
             name = str(mesh.get_group(i).group_name)
@@ -147,7 +175,9 @@ def _groups(example_inputs: Sequence[Any]) -> tuple[dict[str, str], dict[str, in
 
 
 def as_backend(
-    pipeline: Recipe | Sequence[PassSpec | str | Mapping[str, Any]], *, authored: Authored | None = None,
+    pipeline: Recipe | Sequence[PassSpec | str | Mapping[str, Any]],
+    *,
+    authored: Authored | None = None,
     strict: bool = False,
 ) -> Backend:
     """A backend for `torch.compile` that runs these passes, with verdicts on each.

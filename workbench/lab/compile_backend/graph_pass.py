@@ -59,7 +59,9 @@ class GraphPass:
             # without a mesh, groups stand for axes
             sizes = {collective.group: collective.group_size for collective in list_collectives(gm)}
             groups = {name: name for name in sizes}
-            set_facts(gm, GraphFacts(part, groups, sizes, world_kind() or "one process", [], self._step))
+            set_facts(
+                gm, GraphFacts(part, groups, sizes, world_kind() or "one process", [], self._step)
+            )
         before = copy_graph(gm)  # which others may edit later
         if whole:
             _read_in(before)

@@ -51,7 +51,9 @@ class Schedules:
 def command(recipe: Recipe, args: argparse.Namespace) -> int:
     """`workbench schedule`."""
     numbers = all(part.strip().isdecimal() for part in args.ranks.split(","))
-    schedules = compare_schedules(recipe, [int(rank) for rank in args.ranks.split(",")] if numbers else args.ranks)
+    schedules = compare_schedules(
+        recipe, [int(rank) for rank in args.ranks.split(",")] if numbers else args.ranks
+    )
     print(schedules)
     return FAILED if schedules.verdict.outcome is Outcome.FAIL else PASSED
 
@@ -105,8 +107,14 @@ def _own(recipe: Recipe) -> str:
 
 def roles_of(authored: Authored) -> dict[int, int]:
     """The first rank of each role, and the number of its ranks."""
-    kinds = sorted({(tuple(p.shape), p.placements, p.device_mesh) for p in authored.module.parameters()
-                    if isinstance(p, DTensor)}, key=repr)
+    kinds = sorted(
+        {
+            (tuple(p.shape), p.placements, p.device_mesh)
+            for p in authored.module.parameters()
+            if isinstance(p, DTensor)
+        },
+        key=repr,
+    )
     places = {mesh: dict(zip(ranks_of(mesh), product(*map(range, mesh.shape)), strict=True))
               for *_, mesh in kinds}  # experts may be on a mesh of their own
     first: dict[tuple[tuple[int, ...], ...], int] = {}

@@ -20,8 +20,12 @@ def note_executed(known: Known, step: Callable[[], Any]) -> None:
 
     step: leaves model and optimizer as they were. On a GPU it runs twice.
     """
-    effects = [record.verdict("effect") for record in known.records if record.item.executed is not None]
+    effects = [
+        record.verdict("effect") for record in known.records if record.item.executed is not None
+    ]
     asked = any(effect is not None and effect.outcome is Outcome.PASS for effect in effects)
     if any(gathered(asked)):  # local shapes may differ, and a step has collectives
         on_gpu = torch.cuda.is_available()
-        known.ran = Counter(kernel.name for kernel in profiled(step)[0]) if on_gpu else operators_run(step)
+        known.ran = (
+            Counter(kernel.name for kernel in profiled(step)[0]) if on_gpu else operators_run(step)
+        )

@@ -57,7 +57,11 @@ def _against_eager(
     names = list(dict.fromkeys((*eager, *compiled)))
     values = [eager.get(name) for name in names], [compiled.get(name) for name in names]
     bits = numerics.compare(*values, replace(_CAPTURE, numerics=Numerics.EXACT), names=names)
-    return numerics.compare(*values, loosest(records), group_size=size, names=names) if bits.problems else bits
+    return (
+        numerics.compare(*values, loosest(records), group_size=size, names=names)
+        if bits.problems
+        else bits
+    )
 
 
 def real_inputs(step: CompiledStep, batch: tuple[Any, ...]) -> tuple[list[Any], list[Any]]:
@@ -126,10 +130,14 @@ def _varied(value: torch.Tensor, seed: int) -> torch.Tensor:
 
 
 def _call(function: Any, args: list[Any]) -> list[Any]:
-    return list(function(list(args)) if getattr(function, "_boxed_call", False) else function(*args))
+    return list(
+        function(list(args)) if getattr(function, "_boxed_call", False) else function(*args)
+    )
 
 
-def _results(record: PassRecord, graphs: tuple[Any, ...], primals: list[Any], tangents: list[Any]) -> list[Any]:
+def _results(
+    record: PassRecord, graphs: tuple[Any, ...], primals: list[Any], tangents: list[Any]
+) -> list[Any]:
     """Outputs and gradients, without the saved tensors, which may differ between graphs."""
     if record.stage is Stage.JOINT:
         return pytree.tree_leaves(graphs[0](list(primals), list(tangents)))
@@ -163,7 +171,9 @@ def run_graphs(
         return once()
 
 
-def written_inputs(record: PassRecord, primals: list[Any], tangents: list[Any]) -> dict[str, torch.Tensor]:
+def written_inputs(
+    record: PassRecord, primals: list[Any], tangents: list[Any]
+) -> dict[str, torch.Tensor]:
     """All input tensors by name, if a graph of the record writes into an input in place; otherwise none.
 
     Usually new buffers are outputs, which torch writes back; then there is nothing to copy.
@@ -176,10 +186,16 @@ def written_inputs(record: PassRecord, primals: list[Any], tangents: list[Any]) 
     for graph in graphs[1:]:
         nodes += filter(aot.is_tangent, graph.graph.find_nodes(op="placeholder"))
     inputs = zip(nodes, [*primals, *tangents], strict=True)
-    return {aot.parameter_of(node) or node.name: value for node, value in inputs if isinstance(value, torch.Tensor)}
+    return {
+        aot.parameter_of(node) or node.name: value
+        for node, value in inputs
+        if isinstance(value, torch.Tensor)
+    }
 
 
-def result_names(record: PassRecord, results: list[Any], written: Mapping[str, torch.Tensor]) -> list[str]:
+def result_names(
+    record: PassRecord, results: list[Any], written: Mapping[str, torch.Tensor]
+) -> list[str]:
     """A name for each result of `run_graphs`: a gradient, a new value of an input, or else its place in the outputs."""
     outputs = len(results) - len(written)
     graphs = list(map(graph_of, record.before))
@@ -195,13 +211,18 @@ def result_names(record: PassRecord, results: list[Any], written: Mapping[str, t
     return names + [f"new value of {name}" for name in written]
 
 
-def compare_graphs(record: PassRecord, primals: list[Any], tangents: list[Any], size: int) -> list[Comparison]:
+def compare_graphs(
+    record: PassRecord, primals: list[Any], tangents: list[Any], size: int
+) -> list[Comparison]:
     """What each rank finds in the results of a record's graphs on these inputs; every rank must call it.
 
     A function of its own, so that a replay does not meet results of the previous one that are still referenced.
     """
     written = written_inputs(record, primals, tangents)
-    before, contract = run_graphs(record, record.before, primals, tangents, written), record.item.contract
+    before, contract = (
+        run_graphs(record, record.before, primals, tangents, written),
+        record.item.contract,
+    )
     try:
         after = run_graphs(record, record.after, primals, tangents, written)
     except Exception as error:
@@ -232,7 +253,9 @@ def prove_numerics(
     if authored.world.kind not in ("gloo", "nccl"):
         known.side_effects = step.pair.side_effects, "run on real ranks"
         for each in (known, *(record.known for record in records)):
-            each.no_values = f"a {authored.world.kind} world has no values of its own: run on real ranks"
+            each.no_values = (
+                f"a {authored.world.kind} world has no values of its own: run on real ranks"
+            )
         return check_eager(known)
     if batch is None:
         batch = authored.microbatch()
@@ -254,7 +277,9 @@ def prove_numerics(
     known.compared = gathered(_against_eager(eager, compiled, records, size))
     for record in records:  # which may be of another fork of the run
         record.known.compared = known.compared
-    outside = tuple(source for source in step.pair.side_effects if not source.startswith("L['self']"))
+    outside = tuple(
+        source for source in step.pair.side_effects if not source.startswith("L['self']")
+    )
     known.side_effects = outside, "two steps agree, and later ones may not"
     return check_eager(known)
 
