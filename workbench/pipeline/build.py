@@ -88,9 +88,8 @@ def check_buildable(recipe: Recipe, kind: str) -> None:
                 f"pass {spec.name!r} needs CUDA ({reasons[spec.name]}), and world {kind} has none "
                 "here: take world nccl on a machine with GPUs, or drop the pass"
             )
-    parse_recipe(
-        recipe.to_dict(), where
-    )  # again: a pass may have been registered after the recipe was read
+    # again: a pass may have been registered after the recipe was read
+    parse_recipe(recipe.to_dict(), where)
 
 
 def build(
@@ -118,10 +117,8 @@ def build(
             with clock("numerics"):
                 hook_of("level", level)(built.records, built.step)
         else:
-            built.known.side_effects = (
-                built.step.pair.side_effects,
-                'level "full" compares two steps',
-            )
+            why = 'level "full" compares two steps'
+            built.known.side_effects = built.step.pair.side_effects, why
     refuse_no_effect(recipe, built.records)
     return built
 
@@ -148,10 +145,8 @@ def _build(
         schedule = lower(split)
     step = step_kind(recipe).step(split)
     split.known.built = True
-    flop = sum(flops(before).values()) * recipe.training.accumulate
-    return Built(
-        authored, step, split.known, schedule, clock.seconds, saved_bytes(pair), before, flop
-    )
+    flop, saved = sum(flops(before).values()) * recipe.training.accumulate, saved_bytes(pair)
+    return Built(authored, step, split.known, schedule, clock.seconds, saved, before, flop)
 
 
 class Clock:
@@ -172,12 +167,10 @@ class Clock:
 
 def refuse_no_effect(recipe: Recipe, records: list[PassRecord]) -> None:
     """Raise WorkbenchError where the recipe is strict and a pass without leave had no effect."""
-    idle = [
-        f"{name}: {why}"
-        for name, why in each_no_effect(records)
-        if name not in recipe.expect.no_effect
-    ]
+    allowed = recipe.expect.no_effect
+    idle = [f"{name}: {why}" for name, why in each_no_effect(records) if name not in allowed]
     if recipe.strict and idle:
+        listing = "; ".join(idle)
         raise WorkbenchError(
-            f"recipe {recipe.name!r} is strict and these passes had no effect: {'; '.join(idle)}"
+            f"recipe {recipe.name!r} is strict and these passes had no effect: {listing}"
         )

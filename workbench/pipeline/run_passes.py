@@ -116,13 +116,11 @@ def apply_pass(
     except WorkbenchError:
         raise
     except Exception as error:
-        raise WorkbenchError(
-            f"{where} raised {type(error).__name__}: {error}{place_of(error)}"
-        ) from error
+        problem = f"{type(error).__name__}: {error}{place_of(error)}"
+        raise WorkbenchError(f"{where} raised {problem}") from error
     if not (callable(result) if callables else isinstance(result, GraphModule)):
-        wanted = (
-            "a callable" if callables else "the GraphModule, also where it was changed in place"
-        )
+        graphs = "the GraphModule, also where it was changed in place"
+        wanted = "a callable" if callables else graphs
         raise WorkbenchError(f"{where} returned {type(result).__name__}: return {wanted}")
     if not callables:
         set_facts(result, facts)
@@ -140,12 +138,8 @@ def _require_static(graph: GraphModule, where: str) -> None:
 
 
 def _run_pass(
-    item: RegisteredPass,
-    options: Any,
-    before: tuple[Any, ...],
-    known: Known,
-    contexts: Iterable[AbstractContextManager[list[Any]]],
-    step: StepFacts | None = None,
+    item: RegisteredPass, options: Any, before: tuple[Any, ...], known: Known,
+    contexts: Iterable[AbstractContextManager[list[Any]]], step: StepFacts | None = None,
 ) -> PassRecord:
     """Apply a pass to `before`, or to copies with the facts `step`, and add its record to what is known of the run.
 

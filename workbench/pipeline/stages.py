@@ -66,9 +66,8 @@ def step_kind(recipe: Recipe) -> PairStep:
 def capture_joint(recipe: Recipe, authored: Authored) -> JointGraph:
     """The joint graph as the recipe's first pass receives it."""
     step_kind(recipe).require(authored)
-    return capture(
-        authored, decompositions=capture_decompositions(recipe.joint_passes), by=recipe.capture
-    )
+    table = capture_decompositions(recipe.joint_passes)
+    return capture(authored, decompositions=table, by=recipe.capture)
 
 
 def passes_before(specs: Sequence[PassSpec], stages: Collection[Stage]) -> list[PassSpec]:
@@ -99,10 +98,7 @@ def lower(split: Partitioned) -> Verdict:
 
 
 def before_lowering(
-    recipe: Recipe,
-    world: World,
-    *,
-    captured: Callable[[JointGraph], Any] = lambda _: None,
+    recipe: Recipe, world: World, *, captured: Callable[[JointGraph], Any] = lambda _: None,
     progress: Tell = lambda _: None,
 ) -> Split:
     """The recipe's graphs on this rank of `world`, as a compiler would receive them; no step runs.
