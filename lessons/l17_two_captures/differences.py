@@ -10,9 +10,9 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch.fx import GraphModule, Node
 
-from workbench.checks.snapshot import spec_of
 from workbench.errors import no_exit
 from workbench.graph.facts import facts_of
 from workbench.graph.read.collectives import Groups, list_collectives
@@ -82,14 +82,19 @@ def _aligned(joint: Sequence[Node], traced: Sequence[Node],
 
 def _operator(node: Node, groups: Groups) -> Hashable:
     """The operator, its results, and its arguments but for nodes and symbols; a process group by its mesh axis."""
-    specs = [spec_of(value) for value in tree_leaves(node.meta.get("val"))]
-    results = tuple(f"{spec.kind} {spec.dtype}{[size if size.isdigit() else 's' for size in spec.shape]}"
-                    for spec in specs)  # each capture has its own symbols
+    results = tuple(map(_result, tree_leaves(node.meta.get("val"))))
     given = [a for a in tree_leaves((node.args, node.kwargs)) if isinstance(a, str | int | float | bool)]
     if collective_kind(node.target) is not None:
         name = group_name_of(node)
         given = [str(groups.axis(name)) if a == name else a for a in given]
     return op_name(node.target), results, tuple(map(str, given))
+
+
+def _result(value: Any) -> str:
+    """Dtype and shape. Each capture has its own symbols."""
+    if not isinstance(value, torch.Tensor):
+        return type(value).__name__
+    return f"{value.dtype}{[size if isinstance(size, int) else 's' for size in value.shape]}"
 
 
 def _kind(node: Node) -> str:
@@ -157,8 +162,8 @@ def _inputs(graph: GraphModule) -> Counter[str]:
     """Inputs by what they are: tensors by name, and meshes and sizes of DTensors together."""
     nodes = graph.graph.find_nodes(op="placeholder")
     return Counter(f"{aot.parameter_of(n) or ('a tangent' if aot.is_tangent(n) else 'the batch')}"
-                   if spec_of(n.meta.get("val")).kind == "tensor" else "meshes and sizes of DTensors" for n in nodes)
+                   if isinstance(n.meta.get("val"), torch.Tensor) else "meshes and sizes of DTensors" for n in nodes)
 
 
 def _gradients(graph: GraphModule) -> Counter[str]:
-    return Counter(name for name, node in gradients_of(graph) if spec_of(node.meta.get("val")).kind == "tensor")
+    return Counter(name for name, node in gradients_of(graph) if isinstance(node.meta.get("val"), torch.Tensor))

@@ -8,10 +8,7 @@ import pytest
 import torch
 from torch.distributed.tensor import Replicate, Shard
 
-from workbench import author, capture, compare_schedules, fake_world, load_recipe
 from workbench.authoring.layout import Layout, part_bounds
-from workbench.authoring.plans import AuthoringError
-from workbench.graph.model_contract import refuse_padding
 
 
 @pytest.mark.parametrize(("size", "parts"), [(8, 4), (257, 4), (5, 4), (3, 4), (1, 4)])
@@ -43,17 +40,3 @@ def test_placements_say_that_tensor_parallelism_cuts_first():
     assert first[2] == Shard(0)
     assert first[1] != Shard(0)
     assert first[1].split_factor == 2
-
-
-def test_an_axis_that_leaves_too_many_pieces_to_pad_is_refused_and_others_are_not():
-    recipe = load_recipe("llama3_fsdp").override({"mesh.dp_shard": 100_000, "model.n_layers": 1})
-    refusal = r"dp_shard of 100,000 ranks does not divide the rows of 12 parameters .* a capture takes 20,000 at most"
-    with pytest.raises(AuthoringError, match=refusal):
-        compare_schedules(recipe)
-    with fake_world(100_000) as world, pytest.raises(AuthoringError, match="torch pads the pieces one by one"):
-        capture(author(recipe, world))
-    with fake_world(300) as world:  # 256 rows are not divided by 300, and few pieces are left
-        refuse_padding(author(recipe.override({"mesh.dp_shard": 300}), world).module)
-    with fake_world(100_000) as world:
-        whole = recipe.override({"mesh.dp_shard": 1, "mesh.dp_replicate": 100_000})
-        refuse_padding(author(whole, world).module)

@@ -127,10 +127,10 @@ def test_what_nearly_matches_is_said(graph, decomposed):
     assert "the graph has no aten.tan.default" in repr(replace_pattern(graph, lambda x: x.tan(), lambda x: x.sin()))
 
 
-def test_other_numbers_are_said(joints):
+def test_other_numbers_do_not_match(joints):
     gm, cube = aot.clone(joints[False]), torch.empty(2, 3, 4, 5)
     found = replace_pattern(gm, lambda x: x.transpose(3, 1), lambda x: x.transpose(1, 3), [cube])
-    assert found.count == 0 and "but for numbers in arguments" in found.near_miss and "[3, 1]" in found.near_miss
+    assert found.count == 0 and "or with other numbers in arguments" in found.near_miss
     assert replace_pattern(gm, lambda x: x.transpose(1, 2), lambda x: x.transpose(2, 1), [cube]).count > 0
 
 

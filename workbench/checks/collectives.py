@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -56,85 +54,53 @@ def _key(c: Collective) -> tuple[str, str, str]:
     return c.kind, _over(c), c.reduce_op or ""
 
 
-def _told(before: Iterable[Collective], after: Iterable[Collective]) -> dict[str, str]:
-    """By what `conserved` names a row by: the nodes that only one side has, or that move another number of bytes."""
-    sides: list[dict[tuple[str, str, str], list[str]]] = [{}, {}]
-    for side, collectives in zip(sides, (before, after), strict=True):
-        for c in collectives:
-            side.setdefault(_key(c), []).append(f"{c.node} of {c.payload:,} bytes")
-    was, now = sides
-    return {
-        " ".join(filter(None, k)): differing(was.get(k, []), now.get(k, []))
-        for k in was.keys() | now.keys()
-    }
-
-
-def conserved(before: Iterable[Collective], after: Iterable[Collective], *, fewer: bool) -> Verdict:
+def conserved(before: Iterable[Collective], after: Iterable[Collective], *, fewer: bool = False,
+              same_launches: bool = False) -> Verdict:
     """PASS if each kind of collective moves the same bytes over each axis as before; launches may differ.
 
     All-to-alls must also keep their number of launches: their sizes may be known only in a step, and no pass may merge
-    or drop one. fewer: the pass declares that it removes bytes; it may still not add any.
+    or drop one. fewer: the pass declares that it removes bytes; it may still not add any. same_launches: of all kinds.
     """
     before, after = list(before), list(after)
     (was, launched), (now, launches) = moved_bytes(before), moved_bytes(after)
-    rows = {" ".join(filter(None, k)): {"bytes_before": was[k], "bytes_after": now[k], "launches_before": launched[k],
-                                        "launches_after": launches[k]} for k in sorted(was.keys() | now.keys())}
-    wrong = [(name, f"{row['bytes_before']:,} bytes before, {row['bytes_after']:,} after")
-             for name, row in rows.items() if row["bytes_before"] != row["bytes_after"]
-             and not (fewer and row["bytes_after"] < row["bytes_before"])]
-    wrong += [(name, f"{row['launches_before']} launches before, {row['launches_after']} after")
-              for name, row in rows.items()
-              if name.startswith("all_to_all") and row["launches_before"] != row["launches_after"]]
+    rows, wrong = {}, []
+    for key in sorted(was.keys() | now.keys()):
+        name = " ".join(filter(None, key))
+        rows[name] = {"bytes_before": was[key], "bytes_after": now[key], "launches_before": launched[key],
+                      "launches_after": launches[key]}
+        nodes = differing(_nodes(before, key), _nodes(after, key))
+        if was[key] != now[key] and not (fewer and now[key] < was[key]):
+            wrong.append(f"{name}: {was[key]:,} bytes before, {now[key]:,} after{nodes}")
+        if (same_launches or key[0] == "all_to_all") and launched[key] != launches[key]:
+            wrong.append(f"{name}: {launched[key]} launches before, {launches[key]} after{nodes}")
     if wrong:
-        told = _told(before, after)
-        text = "; ".join(f"{name}: {said}{told[name]}" for name, said in wrong)
-        return Verdict("collectives", Outcome.FAIL, text, rows)
-    old, new = sum(launched.values()), sum(launches.values())
-    whole, lost = sum(was.values()), sum(was.values()) - sum(now.values())
-    kept = (
-        f"{lost:,} of {whole:,} bytes taken out, the rest" if lost else f"{whole:,} bytes conserved"
-    )
-    text = f"{kept} in {counted(new, 'launch')} (before: {old})"
-    return Verdict(
-        "collectives", Outcome.PASS, text if rows else "no collectives, before or after", rows
-    )
+        return Verdict("collectives", Outcome.FAIL, "; ".join(wrong), rows)
+    if not rows:
+        return Verdict("collectives", Outcome.PASS, "no collectives, before or after")
+    lost = was.total() - now.total()
+    kept = f"{was.total():,} bytes conserved"
+    if lost:
+        kept = f"{lost:,} of {was.total():,} bytes taken out, the rest"
+    text = f"{kept} in {counted(launches.total(), 'launch')} (before: {launched.total()})"
+    return Verdict("collectives", Outcome.PASS, text, rows)
 
 
-def kept_promise(
-    before: Iterable[Collective], promised: Iterable[Collective], after: Iterable[Collective]
-) -> Verdict:
-    """PASS if `after` moves the bytes of `promised`, in as many launches; the message compares with `before`."""
-    promised = list(promised)
-    found = conserved(promised, after, fewer=False)
-    wrong = [
-        f"{name}: {row['launches_before']} launches promised, {row['launches_after']} found"
-        for name, row in found.evidence.items()
-        if row["launches_before"] != row["launches_after"]
-    ]
-    if found.outcome is Outcome.FAIL or wrong:
-        told = (
-            found.message.replace(" bytes before", " bytes promised")
-            if found.outcome is Outcome.FAIL
-            else ""
-        )
-        return Verdict(
-            "collectives", Outcome.FAIL, "; ".join(filter(None, (told, *wrong))), found.evidence
-        )
-    was, now = (sum(c.payload for c in each) for each in (before, promised))
-    return Verdict(
-        "collectives",
-        Outcome.PASS,
-        f"{was:,} bytes before, {now:,} after, as promised",
-        found.evidence,
-    )
+def _nodes(collectives: Iterable[Collective], key: tuple[str, str, str]) -> list[str]:
+    return [f"{c.node} of {c.payload:,} bytes" for c in collectives if _key(c) == key]
 
 
 def of_pass(item: RegisteredPass, before: Graphs, after: Graphs, options: Any) -> Verdict:
-    """Whether the graphs that a pass made move what it received, or what it promised."""
+    """Whether the graphs that a pass made move what it received, or what it promised, in as many launches."""
     was, now = collectives_of(before), collectives_of(after)
     if item.promised is None:
         return conserved(was, now, fewer=item.contract.fewer_bytes)
-    return kept_promise(was, item.promised(before, options), now)
+    promised = item.promised(before, options)
+    kept = conserved(promised, now, same_launches=True)
+    bytes_before, bytes_after = (moved_bytes(side)[0].total() for side in (was, now))
+    text = f"{bytes_before:,} bytes before, {bytes_after:,} after, as promised"
+    if kept.outcome is Outcome.FAIL:
+        text = f"against what the pass promised: {kept.message}"
+    return Verdict("collectives", kept.outcome, text, kept.evidence)
 
 
 def collectives_of(graphs: Iterable[GraphModule]) -> list[Collective]:
@@ -161,11 +127,6 @@ def schedule(graphs: Iterable[GraphModule]) -> list[Entry]:
             over = (c.axis or "group") + (f"#{number}" if number else "")
             entries.append((c.op, over, c.reduce_op or "", c.shape, c.dtype, c.group_size))
     return entries
-
-
-def schedule_hash(entries: Iterable[Entry]) -> str:
-    """SHA-256 of the ordered list, in hex."""
-    return hashlib.sha256(json.dumps(list(entries)).encode()).hexdigest()
 
 
 def _shown(entry: Any) -> str:
@@ -197,24 +158,16 @@ def difference(
 def exchange(graphs: Iterable[GraphModule]) -> Verdict:
     """Compare the ordered collectives of all ranks; call it on every rank before the graphs run.
 
-    The ranks exchange hashes, and whole lists only if those differ; every rank gets the same verdict. UNKNOWN
-    without other ranks.
+    Every rank gets the same verdict; UNKNOWN without other ranks.
     """
     kind = world_kind()
     if kind is None or kind == "fake" or dist.get_world_size() == 1:
-        why = "one process" if kind is None else "a fake world" if kind == "fake" else "one rank"
-        return Verdict(
-            "collectives", Outcome.UNKNOWN, f"{why} has no other rank to compare the order with"
-        )
-    entries = schedule(graphs)
-    hashes = gathered(schedule_hash(entries))
-    if len(set(hashes)) == 1:
-        text = f"{len(entries)} collectives in the same order on {len(hashes)} ranks"
-        return Verdict(
-            "collectives", Outcome.PASS, text, {"hash": hashes[0], "collectives": len(entries)}
-        )
-    found = difference(gathered(entries))
-    rank, index, sentence = found or (0, 0, "the hashes differ, the lists do not")
-    return Verdict(
-        "collectives", Outcome.FAIL, sentence, {"rank": rank, "index": index, "hashes": hashes}
-    )
+        alone = {None: "one process", "fake": "a fake world"}.get(kind, "one rank")
+        return Verdict("collectives", Outcome.UNKNOWN, f"{alone} has no other rank to compare the order with")
+    lists = gathered(schedule(graphs))
+    odd = difference(lists)
+    if odd is not None:
+        rank, index, sentence = odd
+        return Verdict("collectives", Outcome.FAIL, sentence, {"rank": rank, "index": index})
+    text = f"{len(lists[0])} collectives in the same order on {len(lists)} ranks"
+    return Verdict("collectives", Outcome.PASS, text, {"collectives": len(lists[0])})

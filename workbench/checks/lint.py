@@ -12,7 +12,7 @@ from workbench.checks.verdicts import Outcome, Verdict
 from workbench.graph.facts import facts_of, reading
 from workbench.graph.read.collectives import readers_of
 from workbench.graph.read.memory import item_roots, roots
-from workbench.recipe.wording import counted, differing, first_line
+from workbench.recipe.wording import differing, first_line
 from workbench.torch_api import aot
 from workbench.torch_api.ops import aliased_inputs, calls_of, host_copy, sends, waits, writes, written_inputs
 
@@ -29,55 +29,40 @@ def form(gm: torch.fx.GraphModule) -> list[str]:
     nodes = list(gm.graph.nodes)
     if not nodes or nodes[-1].op != "output":
         return [f"{MALFORMED}: it has no output node at its end"]
-    wrong = [n for n in nodes if n.op not in NODE_KINDS]
-    return [
-        f"node {n.name} is a {n.op}: the next stage accepts {', '.join(NODE_KINDS)}"
-        for n in wrong[:3]
-    ]
+    return [f"node {n.name} is a {n.op}: the next stage accepts {', '.join(NODE_KINDS)}"
+            for n in nodes if n.op not in NODE_KINDS]
 
 
 def _boundary(before: Snapshot, after: Snapshot) -> tuple[list[str], list[str]]:
     """(differences of the inputs and outputs that no caller can handle, other differences)."""
-    lost_boundary, problems = [], []
-    old, new = [n for n, _ in before.placeholders], [n for n, _ in after.placeholders]
-    if old != new:
-        lost, added = [n for n in old if n not in new], [n for n in new if n not in old]
-        moved = next(
-            (f"{b} is where {a} was" for a, b in zip(old, new, strict=False) if a != b), ""
+    unusable, problems = [], []
+    was, now = dict(before.placeholders), dict(after.placeholders)
+    if list(was) != list(now):
+        unusable.append(
+            f"placeholders changed{differing(list(was), list(now)) or ': they are in another order'}"
         )
-        lost_boundary.append(
-            f"placeholders changed: lost {lost[:3] or 'none'}, added {added[:3] or 'none'}"
-            + ("" if lost or added else f", in another order: {moved}")
-        )
-    new_specs = dict(after.placeholders)
-    problems += [
-        f"placeholder {name} was {spec} and is {new_specs[name]}"
-        for name, spec in before.placeholders
-        if name in new_specs and new_specs[name] != spec
-    ][:3]
+    for name in was.keys() & now.keys():
+        if was[name] != now[name]:
+            problems.append(f"placeholder {name} was {was[name]} and is {now[name]}")
     if len(before.outputs) != len(after.outputs):
-        was, now = ([name for name, _ in each.outputs] for each in (before, after))
-        lost_boundary.append(
-            f"{len(was)} outputs before, {len(now)} after{differing(was, now)}: return as many, in "
-            "the same order"
-        )
-    else:
-        pairs = enumerate(zip(before.outputs, after.outputs, strict=True))
-        problems += [
-            f"output {i} ({name}) was {a} and is {b}" for i, ((_, a), (name, b)) in pairs if a != b
-        ][:3]
-    return lost_boundary, problems
+        lost = differing(*([name for name, _ in side.outputs] for side in (before, after)))
+        unusable.append(f"{len(before.outputs)} outputs before, {len(after.outputs)} after{lost}: return as many, in "
+                        "the same order")
+    for i, ((_, old), (name, new)) in enumerate(zip(before.outputs, after.outputs, strict=False)):
+        if old != new and not unusable:
+            problems.append(f"output {i} ({name}) was {old} and is {new}")
+    return unusable, problems
 
 
 def _without_values(gm: torch.fx.GraphModule) -> list[str]:
     """Whether used nodes of a joint graph lack meta["val"], which torch's partitioner needs."""
-    if facts_of(gm).part != "joint":
-        return []
-    # not assertions
+    # not assertions, which nothing uses
     nodes = [n for n in gm.graph.nodes if n.op in ("placeholder", "call_function") and n.users]
     missing = [n.name for n in nodes if "val" not in n.meta]
+    if not missing or facts_of(gm).part != "joint":
+        return []
     return [f"{len(missing)} of {len(nodes)} nodes have no meta['val'], {missing[0]} first, and the partitioner needs "
-            "it: copy node.meta, or set meta['val'] on each new node"] if missing else []
+            "it: copy node.meta, or set meta['val'] on each new node"]
 
 
 def unwaited(gm: torch.fx.GraphModule) -> list[str]:
@@ -110,10 +95,8 @@ def _races(gm: torch.fx.GraphModule, ends: dict[torch.fx.Node, list[torch.fx.Nod
     if not ends or not calls_of(gm.graph, writes):
         return []
     problems: dict[torch.fx.Node, str] = {}
-    owner, pending = (
-        item_roots(gm, roots(gm)),
-        {start for starts in ends.values() for start in starts},
-    )
+    owner = item_roots(gm, roots(gm))
+    pending = {start for starts in ends.values() for start in starts}
     busy: dict[torch.fx.Node, list[tuple[torch.fx.Node, torch.fx.Node, bool]]] = {}
     for node in gm.graph.nodes:
         for start in ends.get(node, ()):
@@ -157,11 +140,9 @@ def _overlap(one: torch.fx.Node, other: torch.fx.Node) -> bool:
 
 def stale_reads(gm: torch.fx.GraphModule) -> list[str]:
     """Reads of a parameter or a state behind the update that writes it, in the graph of a whole step."""
-    owner, written, problems = (
-        roots(gm),
-        dict[torch.fx.Node, torch.fx.Node](),
-        dict[torch.fx.Node, str](),
-    )
+    owner = roots(gm)
+    written: dict[torch.fx.Node, torch.fx.Node] = {}
+    problems: dict[torch.fx.Node, str] = {}
     for node in gm.graph.nodes:
         if node.op != "call_function" or _views(node):
             continue
@@ -186,22 +167,11 @@ def scaled_operands(gm: torch.fx.GraphModule) -> list[str]:
         left, right = (n.meta.get("val") for n in node.all_input_nodes[:2])
         if not isinstance(left, torch.Tensor) or not isinstance(right, torch.Tensor):
             continue
-        if {left.dim(), right.dim()} != {2}:
-            problems.append(
-                f"{node.name}: its operands have {left.dim()} and {right.dim()} dimensions, and a scaled "
-                "product takes matrices"
-            )
-        elif left.stride(1) != 1 or right.stride(0) != 1:
-            wrong = (
-                "left operand is not row-major"
-                if left.stride(1) != 1
-                else "right operand is not column-major"
-            )
-            problems.append(f"{node.name}: its {wrong}, and a GPU takes no other layout")
-        elif any(size % 16 for size in right.shape):
-            problems.append(
-                f"{node.name}: a size of its right operand, {tuple(right.shape)}, is no multiple of 16"
-            )
+        fits = left.dim() == right.dim() == 2 and left.stride(1) == right.stride(0) == 1
+        if not fits or any(size % 16 for size in right.shape):
+            problems.append(f"{node.name}: a GPU takes matrices, the left row-major, the right column-major and of "
+                            f"multiples of 16, and these have shapes {list(left.shape)}, {list(right.shape)} and "
+                            f"strides {left.stride()}, {right.stride()}")
     return problems
 
 
@@ -209,8 +179,7 @@ def problems_of(before: torch.fx.GraphModule, after: object) -> tuple[list[str],
     """What is wrong with one graph after a pass, one sentence each: what no later stage can take, and the rest."""
     if not isinstance(after, torch.fx.GraphModule):
         return [f"the pass returned {type(after).__name__}, not a GraphModule"], []
-    unusable = form(after)
-    if unusable:
+    if unusable := form(after):
         return unusable, []
     old, new = reading(snapshot, before), reading(snapshot, after)
     unusable, problems = _boundary(old, new)
@@ -218,21 +187,17 @@ def problems_of(before: torch.fx.GraphModule, after: object) -> tuple[list[str],
     problems += unwaited(after) + wrong_results(before, after) + scaled_operands(after)
     if facts_of(after).part == "step":
         problems += stale_reads(after)
-    if (more := len(new.unused_waits) - len(old.unused_waits)) > 0:
-        problems.append(
-            f"{counted(more, 'wait')} more than before {'is' if more == 1 else 'are'} not used by anything"
-            + differing(old.unused_waits, new.unused_waits)
-        )
     for name in dict.fromkeys((*old.effects, *new.effects)):
         was, now = old.effects.get(name, ()), new.effects.get(name, ())
         if len(was) != len(now):
             how = "dropped" if len(was) > len(now) else "added"
             problems.append(f"the effect '{name}' was {how}{differing(was, now)}")
-    if (more := len(new.draws) - len(old.draws)) > 0:  # fewer may be inside a compiled region
-        problems.append(
-            f"{counted(more, 'draw')} of random numbers more than before{differing(old.draws, new.draws)}"
-        )
-    return unusable, problems
+    # fewer draws may be inside a compiled region
+    for what, was, now in (("unread wait", old.unused_waits, new.unused_waits),
+                           ("draw of random numbers", old.draws, new.draws)):
+        if len(now) > len(was):
+            problems.append(f"{len(now) - len(was)} {what} more than before{differing(was, now)}")
+    return unusable, problems or _lost_metadata(before, after)
 
 
 def lint(before: Sequence[torch.fx.GraphModule], after: Sequence[object]) -> Verdict:
@@ -243,55 +208,40 @@ def lint(before: Sequence[torch.fx.GraphModule], after: Sequence[object]) -> Ver
     unusable: list[str] = []
     problems: list[str] = []
     for a, b in zip(before, after, strict=True):
-        part = (
-            f"{facts_of(b).part}: "
-            if isinstance(b, torch.fx.GraphModule) and len(after) > 1
-            else ""
-        )
-        for found, told in zip(problems_of(a, b), (unusable, problems), strict=True):
-            told += [part + problem for problem in found]
+        part = f"{facts_of(a).part}: " if len(after) > 1 else ""
+        for sentences, all_graphs in zip(problems_of(a, b), (unusable, problems), strict=True):
+            all_graphs += [part + sentence for sentence in sentences]
     if problems := unusable + problems:
         malformed = any(MALFORMED in problem for problem in problems)
         return Verdict("lint", Outcome.FAIL, "; ".join(problems[:3]),
                        {"problems": problems, "malformed": malformed, "unusable": bool(unusable)})
-    graphs = [g for g in after if isinstance(g, torch.fx.GraphModule)]
-    if facts_of(graphs[0]).part == "joint" and (
-        lost := _lost_metadata(_placed(before[0]), _placed(graphs[0]))
-    ):
-        return lost
-    return Verdict("lint", Outcome.PASS, "", {"nodes": [len(g.graph.nodes) for g in graphs]})
-
-
-def _placed(graph: torch.fx.GraphModule) -> tuple[int, int, int]:
-    """(operator nodes with a partitioner tag, those of them with a stack trace, all operator nodes)."""
-    metas = [n.meta for n in graph.graph.nodes if n.op == "call_function"]
-    tagged = [meta for meta in metas if "partitioner_tag" in meta]
-    return len(tagged), len([1 for meta in tagged if meta.get("stack_trace")]), len(metas)
+    nodes = [len(g.graph.nodes) for g in after if isinstance(g, torch.fx.GraphModule)]
+    return Verdict("lint", Outcome.PASS, "", {"nodes": nodes})
 
 
 _MAY_LOSE = 0.1
 
 
-def _lost_metadata(before: tuple[int, int, int], after: tuple[int, int, int]) -> Verdict | None:
-    """FAIL where a joint pass lost tags and stack traces, as a retrace does: the partitioner and passes need them.
+def _lost_metadata(before: torch.fx.GraphModule, after: torch.fx.GraphModule) -> list[str]:
+    """Whether a joint pass lost tags and stack traces, as a retrace does: the partitioner and passes need them.
 
     Code without a source file (`python -c`, a prompt) has no stack traces. A pass that replaces such a node by several
     has as many nodes with a trace as before, and has lost none.
     """
-    (tags, traces, count), (has_tags, has_traces, now) = before, after
+    (tags, traces, count), (has_tags, has_traces, now) = map(_with_metadata, (before, after))
+    if facts_of(after).part != "joint" or not count or not now:
+        return []
+    lost_tags = has_tags / now < tags / count - _MAY_LOSE
+    lost_traces = has_traces < traces and has_traces / now < traces / count - _MAY_LOSE
+    if not lost_tags and not lost_traces:
+        return []
+    return [f"{now - has_traces} of {now} nodes lost their metadata (before: {count - traces} of {count} had none): "
+            "the partitioner would recompute the whole forward, and passes that go by module would match nothing; "
+            "copy node.meta"]
 
-    def fell(had: int, has: int) -> bool:
-        return bool(count and now) and has / now < had / count - _MAY_LOSE
 
-    if not fell(tags, has_tags) and (has_traces >= traces or not fell(traces, has_traces)):
-        return None
-    return Verdict(
-        "lint",
-        Outcome.FAIL,
-        (
-            f"{now - has_traces} of {now} nodes lost their metadata (before: {count - traces} of "
-            f"{count} had none): the partitioner would recompute the whole forward, and passes that go "
-            "by module would match nothing; copy node.meta"
-        ),
-        {"without_metadata": now - has_traces, "nodes": now},
-    )
+def _with_metadata(graph: torch.fx.GraphModule) -> tuple[int, int, int]:
+    """(operator nodes with a partitioner tag, those of them with a stack trace, all operator nodes)."""
+    metas = [n.meta for n in graph.graph.nodes if n.op == "call_function"]
+    tagged = [meta for meta in metas if "partitioner_tag" in meta]
+    return len(tagged), sum(bool(meta.get("stack_trace")) for meta in tagged), len(metas)

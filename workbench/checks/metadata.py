@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
 
-from workbench.checks.snapshot import same_arguments
-from workbench.graph.read.nodes import described
+from workbench.graph.read.nodes import placed
 from workbench.recipe.wording import first_line
 from workbench.torch_api import tree as pytree
 from workbench.torch_api.distributed.fake import FakeTensor, cached, without_log
@@ -27,26 +25,18 @@ def wrong_results(before: GraphModule, after: GraphModule) -> list[str]:
     operators that write their inputs or whose result's shape depends on data, symbolic sizes, and what cannot run on
     fake values. Strides are not compared: a pass may state the strides that lowering will choose.
     """
-    old = {node.name: node for node in before.graph.nodes}
-    known: dict[Any, list[Any] | str] = {}
-    faces: dict[int, Any] = {}
+    old = {node.name: _written(node) for node in before.graph.nodes}
+    results: dict[Any, list[Any] | str] = {}
     with cached(after.graph), without_log(), torch.no_grad():
-        told = [
-            _wrong(node, known, faces)
-            for node in after.graph.nodes
-            if _changed(node, old.get(node.name))
-        ]
-    return list(filter(None, told))
+        problems = [_wrong(node, results) for node in after.graph.nodes
+                    if _runs_on_fake_values(node.target) and old.get(node.name) != _written(node)]
+    return list(filter(None, problems))
 
 
-def _changed(node: Node, old: Node | None) -> bool:
-    """Whether operator, arguments or result changed, and the operator can run on fake values."""
-    if not _runs_on_fake_values(node.target):
-        return False
-    if old is None or old.target != node.target or old.meta.get("val") is not node.meta.get("val"):
-        return True
-    return not same_arguments((old.args, old.kwargs), (node.args, node.kwargs),
-                              lambda a, b: a.meta.get("val") is b.meta.get("val"))
+def _written(node: Node) -> tuple[Any, ...]:
+    """Operator, arguments by the identity of their values, and result."""
+    arguments = torch.fx.map_arg((node.args, node.kwargs), lambda n: id(n.meta.get("val")))
+    return node.target, repr(arguments), id(node.meta.get("val"))
 
 
 @functools.cache
@@ -58,58 +48,42 @@ def _runs_on_fake_values(target: Any) -> bool:
     )
 
 
-def _wrong(node: Node, known: dict[Any, list[Any] | str], faces: dict[int, Any]) -> str:
-    """`known` keeps an operator's results by its inputs' dtypes, devices and shapes: identical layers run once."""
+def _wrong(node: Node, results: dict[Any, list[Any] | str]) -> str:
+    """`results` keeps an operator's results by its inputs' dtypes, devices and shapes: identical layers run once."""
     if any("val" not in n.meta for n in (node, *node.all_input_nodes)):
         return ""
-    said = list(_faces(node.meta["val"], faces))
-    key = (node.target, *_faces((node.args, node.kwargs), faces))
-    if None in said or None in key:
-        return ""
-    if key not in known:
-        known[key] = _result(node)
-    gives = known[key]
-    if isinstance(gives, str):
-        given = ", ".join(n.name for n in node.all_input_nodes) or "its arguments"
-        return f"node {node.name}: {op_name(node.target)} cannot take {given} ({gives}): mend its arguments"
-    if not gives or [face[:3] for face in said] == [_face(v)[:3] for v in gives]:
-        return ""
-    told = _told(pytree.tree_leaves(node.meta["val"]))
-    return (
-        f"node {node.name} says that its result is {told}, and {op_name(node.target)} gives {_told(gives)}: "
-        "set its meta['val'] to that, or mend its arguments"
-    )
-
-
-def _result(node: Node) -> list[Any] | str:
-    """What the operator gives for its inputs' fake values; why it refuses them; [] where it cannot run on them."""
     args, kwargs = pytree.tree_map(
         lambda a: a.meta["val"] if isinstance(a, Node) else a, (node.args, node.kwargs)
     )
-    values = pytree.tree_leaves((node.meta["val"], args, kwargs))
-    mode = next((v.fake_mode for v in values if isinstance(v, FakeTensor)), None)
+    stated, inputs = pytree.tree_leaves(node.meta["val"]), pytree.tree_leaves((args, kwargs))
+    if any(map(is_symbolic, [*stated, *inputs])):
+        return ""
+    key = node.target, repr(pytree.tree_map(_layout, (args, kwargs)))
+    if key not in results:
+        mode = next((v.fake_mode for v in [*stated, *inputs] if isinstance(v, FakeTensor)), None)
+        results[key] = _result(node.target, args, kwargs, mode)
+    gives = results[key]
+    if isinstance(gives, str):
+        names = ", ".join(n.name for n in node.all_input_nodes) or "its arguments"
+        return f"node {node.name}: {op_name(node.target)} cannot take {names} ({gives}): mend its arguments"
+    was, now = ([_face(value) for value in values] for values in (stated, gives))
+    if not gives or was == now:
+        return ""
+    return (
+        f"node {node.name} says that its result is {', '.join(was)}, and {op_name(node.target)} gives "
+        f"{', '.join(now)}: set its meta['val'] to that, or mend its arguments"
+    )
+
+
+def _result(target: Any, args: Any, kwargs: Any, mode: Any) -> list[Any] | str:
+    """What the operator gives for fake values; why it refuses them; [] where it cannot run on them."""
     if mode is None:
         return []
     try:
         with mode:
-            return pytree.tree_leaves(node.target(*args, **kwargs))  # type: ignore[operator]
+            return pytree.tree_leaves(target(*args, **kwargs))
     except Exception as error:
-        return first_line(error) if _refuses(node.target, error) else []
-
-
-def _faces(value: Any, seen: dict[int, Any]) -> Iterator[Any]:
-    """The face of each leaf, None for a symbolic one. `seen` keeps faces by identity, and the values alive."""
-    if isinstance(value, Node):
-        value = value.meta["val"]
-    if isinstance(value, dict):
-        value = [*value, *value.values()]
-    if isinstance(value, list | tuple):
-        for each in value:
-            yield from _faces(each, seen)
-        return
-    if id(value) not in seen:
-        seen[id(value)] = value, None if is_symbolic(value) else _face(value)
-    yield seen[id(value)][1]
+        return first_line(error) if _refuses(target, error) else []
 
 
 def _refuses(target: Any, error: Exception) -> bool:
@@ -122,14 +96,10 @@ def _refuses(target: Any, error: Exception) -> bool:
     )
 
 
-def _face(value: Any) -> tuple[Any, ...]:
-    if isinstance(value, torch.Tensor):
-        return value.dtype, value.device, tuple(value.shape), value.stride()
-    return type(value), repr(value), ()
+def _face(value: Any) -> str:
+    return placed(value) if isinstance(value, torch.Tensor) else repr(value)
 
 
-def _told(values: list[Any]) -> str:
-    return ", ".join(
-        f"{described(v)} on {v.device}" if isinstance(v, torch.Tensor) else described(v)
-        for v in values
-    )
+def _layout(value: Any) -> Any:
+    """The face, with strides, on which a view's success depends."""
+    return (_face(value), value.stride()) if isinstance(value, torch.Tensor) else repr(value)

@@ -9,10 +9,9 @@ from typing import Any
 
 import torch
 
-from workbench.checks.collectives import gathered
 from workbench.checks.verdicts import SEVERITY, Outcome, Verdict
 from workbench.recipe.contracts import Numerics, PassContract
-from workbench.torch_api.ops import is_fake, world_kind
+from workbench.torch_api.ops import is_fake
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -71,18 +70,14 @@ def compare_one(a: Any, b: Any, bound: float | None) -> tuple[str, float]:
     if bound is None or not a.is_floating_point():
         wrong = int((~_same_bits(a, b)).sum())
         relative = _norm_relative(a, b) if wrong and a.is_floating_point() else 0.0
-        return (
-            f"{wrong} of {a.numel()} elements differ, norm-relative {relative:.1e}" if wrong else ""
-        ), relative
+        problem = f"{wrong} of {a.numel()} elements differ, norm-relative {relative:.1e}"
+        return problem if wrong else "", relative
     odd = int(((a.isnan() != b.isnan()) | (a.isinf() != b.isinf()) | (a.isinf() & (a != b))).sum())
     if odd:
         return f"{odd} elements are NaN or infinite in one of the two only", math.inf
     relative = _norm_relative(a, b)
-    return (
-        f"norm-relative difference {relative:.1e}, bound {bound:.1e}"
-        if not relative <= bound
-        else ""
-    ), relative
+    problem = f"norm-relative difference {relative:.1e}, bound {bound:.1e}"
+    return "" if relative <= bound else problem, relative
 
 
 def copies(values: Sequence[Any]) -> list[Any]:
@@ -107,8 +102,8 @@ class Comparison:
     """What one rank found, comparing two runs' outputs under a contract.
 
     bound: norm-relative; None where the contract asks for equal bits. problems: one line for each output that breaks
-    the contract. worst: the largest norm-relative difference of all outputs. others: how many outputs the second run
-    had, where that is another number. unknown: why nothing was compared. raised: why the second run ended.
+    the contract. worst: the largest norm-relative difference of all outputs. unknown: why nothing was compared.
+    raised: why the second run ended.
     """
 
     contract: str
@@ -116,7 +111,6 @@ class Comparison:
     outputs: int = 0
     problems: tuple[str, ...] = ()
     worst: float = 0.0
-    others: int | None = None
     unknown: str = ""
     raised: str = ""
 
@@ -133,7 +127,8 @@ def compare(before: Sequence[Any], after: Sequence[Any], contract: PassContract,
     if any(map(is_fake, [*before, *after])):
         return Comparison(title, None, unknown="fake tensors have no values: run on real ranks")
     if len(before) != len(after):
-        return Comparison(title, None, len(before), worst=math.inf, others=len(after))
+        problem = f"{len(before)} outputs before, {len(after)} after"
+        return Comparison(title, None, len(before), (problem,), math.inf)
     limit = bound_of(contract, coarsest([*before, *after]), group_size)
     problems: list[str] = []
     worst = 0.0
@@ -145,52 +140,31 @@ def compare(before: Sequence[Any], after: Sequence[Any], contract: PassContract,
     return Comparison(title, limit, len(before), tuple(problems), worst)
 
 
-def compare_outputs(before: Sequence[Any], after: Sequence[Any], contract: PassContract, *, group_size: int = 1,
-                    names: Sequence[str] | None = None) -> Verdict:
-    """The verdict on `compare` of all ranks; every rank calls it, and gets the same."""
-    if world_kind() == "fake":
-        return Verdict("numerics", Outcome.UNKNOWN, "a fake world has no values: run on real ranks")
-    return verdict(gathered(compare(before, after, contract, group_size=group_size, names=names)))
-
-
 def verdict(ranks: Sequence[Comparison]) -> Verdict:
     """One verdict for all ranks: that of the worst."""
-    found = [_of_rank(comparison) for comparison in ranks]
-    if len(found) == 1:
-        return found[0]
-    rank = min(range(len(found)), key=lambda r: (SEVERITY.index(found[r].outcome), -ranks[r].worst))
-    worst = found[rank]
-    evidence = {**worst.evidence, "ranks": [str(v.outcome) for v in found], "worst_rank": rank}
-    where = (
-        f"rank {rank}: "
-        if worst.outcome is not Outcome.PASS
-        else f"{len(found)} ranks, the worst: "
-    )
-    return Verdict("numerics", worst.outcome, where + worst.message, evidence)
+    verdicts = [_of_rank(comparison) for comparison in ranks]
+    rank = min(range(len(ranks)), key=lambda r: (SEVERITY.index(verdicts[r].outcome), -ranks[r].worst))
+    worst = verdicts[rank]
+    if len(ranks) == 1:
+        return worst
+    outcomes = [str(v.outcome) for v in verdicts]
+    where = f"{len(ranks)} ranks, the worst" if worst.outcome is Outcome.PASS else f"rank {rank}"
+    return Verdict("numerics", worst.outcome, f"{where}: {worst.message}",
+                   {**worst.evidence, "ranks": outcomes, "worst_rank": rank})
 
 
-def _of_rank(found: Comparison) -> Verdict:
-    if found.unknown:
-        return Verdict("numerics", Outcome.UNKNOWN, found.unknown)
-    if found.raised:
-        return Verdict("numerics", Outcome.FAIL, found.raised)
-    if found.others is not None:
-        return Verdict(
-            "numerics", Outcome.FAIL, f"{found.outputs} outputs before, {found.others} after"
-        )
-    evidence = {
-        "contract": found.contract,
-        "bound": found.bound,
-        "worst": found.worst,
-        "outputs": found.outputs,
-        "wrong": len(found.problems),
-    }
-    if found.problems:
-        text = f"{len(found.problems)} of {found.outputs} outputs break '{found.contract}'; {found.problems[0]}"
+def _of_rank(comparison: Comparison) -> Verdict:
+    if comparison.unknown:
+        return Verdict("numerics", Outcome.UNKNOWN, comparison.unknown)
+    if comparison.raised:
+        return Verdict("numerics", Outcome.FAIL, comparison.raised)
+    outputs, problems, bound = comparison.outputs, comparison.problems, comparison.bound
+    evidence = {"contract": comparison.contract, "bound": bound, "worst": comparison.worst,
+                "outputs": outputs, "wrong": len(problems)}
+    if problems:
+        text = f"{len(problems)} of {outputs} outputs break '{comparison.contract}'; {problems[0]}"
         return Verdict("numerics", Outcome.FAIL, text, evidence)
-    held = (
-        "bitwise"
-        if found.bound is None
-        else f"norm-relative at most {found.worst:.1e}, bound {found.bound:.1e}"
-    )
-    return Verdict("numerics", Outcome.PASS, f"{found.outputs} outputs, {held}", evidence)
+    within = "bitwise"
+    if bound is not None:
+        within = f"norm-relative at most {comparison.worst:.1e}, bound {bound:.1e}"
+    return Verdict("numerics", Outcome.PASS, f"{outputs} outputs, {within}", evidence)

@@ -27,7 +27,6 @@ FAR_LESS = 0.25
 """Of a collective's time: compute below this hides it no more. Estimates of pointwise work differ by less."""
 _NONE = "no collective has a matmul, an attention or enough other compute between its launch and its wait"
 _MORE_WORK = "record and replay the step, or give it more work"
-_UNSEEN = "Inductor's calls of {} of {} collectives were not observed"
 
 
 def chosen_by(item: RegisteredPass, graphs: tuple[Any, ...], options: Any) -> ChosenOrder | None:
@@ -83,27 +82,22 @@ def _kept(order: ChosenOrder, now: Mapping[str, Between], where: str) -> Verdict
     seen = [name for name in order.hidden if name in now]
     evidence = {"hidden": len(order.hidden), "seen": len(seen), "chosen_by": order.by}
     if len(seen) < KEEPS * len(order.hidden):
-        unseen = len(order.hidden) - len(seen)
-        return Verdict(
-            "order", Outcome.UNKNOWN, _UNSEEN.format(unseen, len(order.hidden)), evidence
-        )
-    bare = [name for name in seen if not now[name].products
-            and (order.hidden[name] or now[name].ms < FAR_LESS * now[name].needed_ms)]
+        unseen = f"Inductor's calls of {len(order.hidden) - len(seen)} of {len(order.hidden)} collectives"
+        return Verdict("order", Outcome.UNKNOWN, f"{unseen} were not observed", evidence)
+    bare = []
+    for name in seen:
+        too_little = order.hidden[name] or now[name].ms < FAR_LESS * now[name].needed_ms
+        if not now[name].products and too_little:
+            bare.append(name)
     evidence["lost"] = len(bare)
     kept = f"{len(seen) - len(bare)} of {len(seen)} collectives hide in {where} behind compute"
     if len(seen) - len(bare) >= KEEPS * len(seen):
         return Verdict("order", Outcome.PASS, f"{kept}, as {order.by} has placed it", evidence)
     first = now[bare[0]]
-    return Verdict(
-        "order",
-        Outcome.FAIL,
-        (
-            f"{kept}, where {order.by} had hidden {len(seen)}; the first lost one is {bare[0]}, with "
-            f"{first.ms:.3f} ms of compute for its {first.needed_ms:.3f} ms, and {first.products} "
-            f"matmuls or attentions (estimated for {order.device})"
-        ),
-        evidence | {"first": bare[0]},
-    )
+    return Verdict("order", Outcome.FAIL, (
+        f"{kept}, where {order.by} had hidden {len(seen)}; the first lost one is {bare[0]}, with {first.ms:.3f} ms of "
+        f"compute for its {first.needed_ms:.3f} ms, and {first.products} matmuls or attentions (estimated for "
+        f"{order.device})"), evidence | {"first": bare[0]})
 
 
 def kept_after(order: ChosenOrder, graphs: Graphs, where: str) -> Verdict:

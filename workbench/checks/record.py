@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any, TypeVar
 
 from torch.fx import GraphModule
@@ -123,21 +122,16 @@ class PassRecord:
 
     def diffs(self) -> list[GraphDiff]:
         """What the pass added, removed and moved in each graph; empty for a lowering pass."""
-        return self._diffs
-
-    @cached_property
-    def _diffs(self) -> list[GraphDiff]:
-        pairs = zip(self.before, self.after, strict=True)
-        return [diff(before, after) for before, after in pairs] if self.has_graphs else []
+        if not self.has_graphs:
+            return []
+        return [reading(diff, *graphs) for graphs in zip(self.before, self.after, strict=True)]
 
     def tagged(self) -> list[dict[str, str]]:
         """For each graph: the nodes whose recomputation tag the pass changed, with the new tag."""
         found = []
-        for before, after in zip(self.before, self.after, strict=False):
-            graphs = [{n.name: getattr(n.meta.get("recompute"), "name", "none") for n in gm.graph.nodes}
-                      for gm in (before, after) if isinstance(gm, GraphModule)]
-            found.append({name: tag for name, tag in graphs[1].items() if graphs[0].get(name, "none") != tag}
-                         if len(graphs) == 2 else {})
+        for graphs in zip(self.before, self.after, strict=False):
+            before, after = map(_tags, graphs)
+            found.append({name: tag for name, tag in after.items() if before.get(name, "none") != tag})
         return found
 
     @property
@@ -149,6 +143,12 @@ class PassRecord:
 
     def __repr__(self) -> str:
         return f"PassRecord({self.name}, {self.stage}, {self.outcome}: {'; '.join(map(str, self.verdicts))})"
+
+
+def _tags(graph: Any) -> dict[str, str]:
+    """The recomputation tag of each node; empty for a callable."""
+    nodes = graph.graph.nodes if isinstance(graph, GraphModule) else ()
+    return {n.name: getattr(n.meta.get("recompute"), "name", "none") for n in nodes}
 
 
 def check_lint(record: PassRecord, known: Known) -> Verdict | None:

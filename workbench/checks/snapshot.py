@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from workbench.graph.read.collectives import Collective, list_collectives
 from workbench.graph.read.memory import roots
-from workbench.graph.read.nodes import output_values
+from workbench.graph.read.nodes import output_values, placed
 from workbench.torch_api.ops import (
     calls_of,
     draws,
@@ -24,29 +24,6 @@ from workbench.torch_api.ops import (
 )
 
 
-class Spec(NamedTuple):
-    """What a boundary value is: kind (`tensor`, `None`, `SymInt`, a type's name), shape, dtype, device."""
-
-    kind: str
-    shape: tuple[str, ...] = ()
-    dtype: str = ""
-    device: str = ""
-
-    def __str__(self) -> str:
-        return (
-            f"{self.dtype}[{', '.join(self.shape)}] on {self.device}"
-            if self.kind == "tensor"
-            else self.kind
-        )
-
-
-def spec_of(value: Any) -> Spec:
-    if isinstance(value, torch.Tensor):
-        dtype = str(value.dtype).removeprefix("torch.")
-        return Spec("tensor", tuple(map(str, value.shape)), dtype, value.device.type)
-    return Spec(type(value).__name__ if value is not None else "None")
-
-
 @dataclass(frozen=True)
 class Snapshot:
     """A graph's boundary, collectives, visible effects, and the names of unread waits and of random operators.
@@ -54,8 +31,8 @@ class Snapshot:
     effects: the nodes that have each.
     """
 
-    placeholders: tuple[tuple[str, Spec], ...]
-    outputs: tuple[tuple[str, Spec], ...]
+    placeholders: tuple[tuple[str, str], ...]
+    outputs: tuple[tuple[str, str], ...]
     collectives: tuple[Collective, ...]
     unused_waits: tuple[str, ...]
     effects: Mapping[str, Sequence[str]]
@@ -89,60 +66,30 @@ def _from_python(target: Any) -> bool:
 
 def same_program(before: torch.fx.GraphModule, after: torch.fx.GraphModule) -> bool:
     """Whether both have the same nodes, arguments and values in the same order, as after a pass that only tags."""
-    if len(before.graph.nodes) != len(after.graph.nodes):
-        return False
-    twin: dict[torch.fx.Node, torch.fx.Node] = {}
-    for a, b in zip(before.graph.nodes, after.graph.nodes, strict=True):
-        if (
-            a.name != b.name
-            or a.op != b.op
-            or a.target != b.target
-            or a.meta.get("val") is not b.meta.get("val")
-        ):
-            return False
-        if not same_arguments(
-            (a.args, a.kwargs), (b.args, b.kwargs), lambda a, b: twin.get(a) is b
-        ):
-            return False
-        twin[a] = b
-    return True
+    was, now = ([_written(node) for node in gm.graph.nodes] for gm in (before, after))
+    return was == now
 
 
-def same_arguments(
-    a: Any, b: Any, same_node: Callable[[torch.fx.Node, torch.fx.Node], bool]
-) -> bool:
-    """Whether nested arguments are equal: nodes by `same_node`, constants by type and value."""
-    if isinstance(a, torch.fx.Node) and isinstance(b, torch.fx.Node):
-        return same_node(a, b)
-    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
-        return len(a) == len(b) and all(
-            same_arguments(x, y, same_node) for x, y in zip(a, b, strict=True)
-        )
-    if isinstance(a, dict) and isinstance(b, dict):
-        return a.keys() == b.keys() and all(
-            same_arguments(value, b[key], same_node) for key, value in a.items()
-        )
-    return a is b or (type(a) is type(b) and bool(a == b))
+def _written(node: torch.fx.Node) -> tuple[Any, ...]:
+    return node.name, node.op, node.target, repr((node.args, node.kwargs)), id(node.meta.get("val"))
 
 
-def _spec(node: torch.fx.Node) -> Spec:
+def _face(node: torch.fx.Node) -> str:
     """Of a boundary value; of a copy on the host, that of the value on the device."""
-    copied = (
-        [u for u in node.users if host_copy(u.target) == "to_device"]
-        if node.op == "placeholder"
-        else []
-    )
-    if node.op == "call_function" and waits(node.target) and on_host(node.all_input_nodes[0]):
-        copied = node.all_input_nodes[1:2]
-    return spec_of((copied or [node])[0].meta.get("val"))
+    if node.op == "placeholder":
+        copies = [user for user in node.users if host_copy(user.target) == "to_device"]
+        node = copies[0] if copies else node
+    elif node.op == "call_function" and waits(node.target) and on_host(node.all_input_nodes[0]):
+        node = node.all_input_nodes[1]
+    return placed(node.meta.get("val"))
 
 
 def snapshot(gm: torch.fx.GraphModule) -> Snapshot:
     """Read a graph once for all light checks: 0.1 s for 11,000 nodes."""
     inputs = gm.graph.find_nodes(op="placeholder")
-    placeholders = tuple((node.name, _spec(node)) for node in inputs)
+    placeholders = tuple((node.name, _face(node)) for node in inputs)
     unused = tuple(node.name for node in calls_of(gm.graph, waits) if not node.users)
-    outputs = tuple((v.name, _spec(v)) if isinstance(v, torch.fx.Node) else (repr(v), spec_of(v))
+    outputs = tuple((str(v), _face(v) if isinstance(v, torch.fx.Node) else placed(v))
                     for v in output_values(gm))
     return Snapshot(placeholders, outputs, tuple(list_collectives(gm)), unused, visible_effects(gm),
                     tuple(node.name for node in calls_of(gm.graph, may_draw) if draws(node)))

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from torch import nn
 
+from workbench.torch_api.tree import tree_flatten, tree_map
+
 Attributes = dict[str, Any]
-_DEPTH = 4
 
 
 def module_attributes(module: nn.Module) -> Attributes:
-    """Copies of the attributes of all parts by name, such as "layers.0.count"; not of torch's own.
+    """The attributes of all parts by name, such as "layers.0.count"; not of torch's own.
 
-    Lists, tuples, sets, dictionaries and arrays are copied to a depth of 4; all else is what it is.
+    Of lists, tuples, dictionaries and the like, their items as they are now; of sets and arrays, copies.
     """
     attributes = {}
     for path, part in module.named_modules():
         for name, value in vars(part).items():
             if not name.startswith("_"):
-                attributes[f"{path}.{name}".lstrip(".")] = _copy(value)
+                attributes[f"{path}.{name}".lstrip(".")] = tree_map(_copy, value)
     return attributes
 
 
@@ -35,26 +35,18 @@ def changed_attributes(before: Mapping[str, Any], after: Mapping[str, Any]) -> l
     ]
 
 
-def _copy(value: Any, depth: int = 0) -> Any:
-    if depth == _DEPTH:
-        return value
-    if isinstance(value, dict):
-        return {key: _copy(item, depth + 1) for key, item in value.items()}
-    if isinstance(value, list | tuple | deque):
-        return [_copy(item, depth + 1) for item in value]
+def _copy(value: Any) -> Any:
     return value.copy() if isinstance(value, set | np.ndarray) else value
 
 
 def _same(before: Any, after: Any) -> bool:
-    if before is after:
-        return True
-    if isinstance(before, dict) and isinstance(after, dict):
-        return before.keys() == after.keys() and all(
-            _same(item, after[key]) for key, item in before.items()
-        )
-    if isinstance(before, list) and isinstance(after, list):
-        return len(before) == len(after) and all(map(_same, before, after))
-    if isinstance(before, np.ndarray) and isinstance(after, np.ndarray):
+    (leaves, structure), (others, other_structure) = tree_flatten(before), tree_flatten(after)
+    return structure == other_structure and all(map(_same_leaf, leaves, others))
+
+
+def _same_leaf(before: Any, after: Any) -> bool:
+    if before is after or type(before) is not type(after):
+        return before is after
+    if isinstance(before, np.ndarray):
         return np.array_equal(before, after)
-    plain = (bool, int, float, complex, str, bytes, set)
-    return type(before) is type(after) and isinstance(before, plain) and before == after
+    return isinstance(before, (bool, int, float, complex, str, bytes, set)) and bool(before == after)

@@ -21,7 +21,6 @@ from workbench.graph.model_contract import (
     NO_TENSOR,
     named,
     not_captured,
-    refuse_padding,
     require_trainable,
 )
 from workbench.graph.read.program import program
@@ -167,11 +166,11 @@ def capture(
     sizes. `decompositions` maps operators to their replacements, applied while tracing.
 
     by "joint": Dynamo reads the model and AOTAutograd makes the graph, which torch's partitioner can cut. Another name
-    is a capture that a plugin declares.
+    is a capture that a plugin declares. Where a mesh axis does not divide a parameter's rows, DTensor pads each smaller
+    piece with operators of its own: ten thousand such pieces take half a minute.
 
     Raises WorkbenchError where the module cannot be traced, with torch's reason, or would take too long.
     """
-    refuse_padding(authored.module)
     args = tuple(batch) if batch is not None else authored.microbatch()
     joint: JointGraph = hook_of("capture", by)(authored, args, decompositions)
     set_facts(joint.graph, replace(authored_facts(authored), partitioner=joint.cut is None))

@@ -12,17 +12,14 @@ from torch.distributed.tensor import DTensor
 from torch.fx import GraphModule, Node
 
 from workbench.authoring.authored import Authored
-from workbench.authoring.plans import AuthoringError
 from workbench.errors import WorkbenchError
+from workbench.graph.read.nodes import described
 from workbench.recipe.hooks import values_of
-from workbench.recipe.wording import counted
 from workbench.torch_api import aot
 from workbench.torch_api.module_paths import module_path
 from workbench.torch_api.ops import storage_key
 from workbench.torch_api.tracing.refusals import place, reason, refused_module
 
-MOST_PADDED = 20_000
-"""The most pieces that a capture may pad. Measured: ten thousand take half a minute and 250 MB."""
 NO_TENSOR = "its forward returns no tensor: return the mean loss, a scalar tensor"
 
 
@@ -76,46 +73,22 @@ def _of_parameters(module: nn.Module) -> Iterator[str]:
             f"all of its parameters are frozen, {next(iter(parameters))} first: call requires_grad_() on those that "
             "are to be trained"
         )
-    for name, parameter in parameters.items():
-        if parameter.dtype.is_complex:
-            yield (
-                f"parameter {name} is {_short(parameter.dtype)}, and shards and gradients are real: store it as a "
-                "real parameter of shape (..., 2), and read it through torch.view_as_complex"
-            )
-    for path, part in module.named_modules():
-        if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse:
-            where = f"module {path} ({type(part).__name__})" if path else "it"
-            yield (
-                f"{where} makes sparse gradients, which can be neither captured nor reduced over ranks: build it "
-                "with sparse=False"
-            )
 
 
 def _of_results(authored: Authored, graph: GraphModule, args: tuple[Any, ...]) -> Iterator[str]:
     results = graph.graph.output_node().args[0]
     assert isinstance(results, Sequence)
-    values = [(node, _value(node)) for node in results if isinstance(node, Node)]
+    nodes = [node for node in results if isinstance(node, Node)]
+    values = [_value(node) for node in nodes]
     if not values:
         yield NO_TENSOR
-    elif (
-        authored.recipe is not None
-        and (kind := aot.kind_of_result(graph, [v for _, v in values], args)) != "tensor"
-    ):
-        shapes = ", ".join(str(list(value.shape)) for _, value in values)
-        yield (
-            f"its forward returns a {kind} of {counted(len(values), 'tensor')}, of shapes {shapes}: return the mean "
-            "loss alone, a scalar tensor"
-        )
-    for node, value in values[:1] if authored.recipe is not None else ():
-        if value.dim() or not value.dtype.is_floating_point:
-            made = f", made in module {module_path(node)}" if module_path(node) else ""
-            what = (
-                f"a tensor of shape {list(value.shape)}"
-                if value.dim()
-                else f"a scalar in {_short(value.dtype)}"
-            )
-            yield f"its forward returns {what}{made}: return the mean loss, a real floating-point scalar"
-    if values and not any(value.requires_grad for _, value in values):
+    elif authored.recipe is not None:
+        kind, first, module = aot.kind_of_result(graph, values, args), values[0], module_path(nodes[0])
+        if kind != "tensor" or first.dim() or not first.dtype.is_floating_point:
+            where = f", made in module {module}" if module else ""
+            yield (f"its forward returns a {kind}: {', '.join(map(described, values))}{where}: return the mean loss "
+                   "alone, a real floating-point scalar")
+    if values and not any(value.requires_grad for value in values):
         yield (
             "what its forward returns depends on no parameter that requires a gradient: look for detach, no_grad, "
             "argmax, or a cast to integers on its way"
@@ -167,37 +140,3 @@ def _key(value: Any) -> Any:
 
 def _value(node: Any) -> Any:
     return node.meta.get("example_value", node.meta.get("val"))
-
-
-def _short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def refuse_padding(module: nn.Module) -> None:
-    """AuthoringError where so many ranks hold an uneven part of a parameter that a capture would take too long.
-
-    Where an axis does not divide a dim, DTensor adds operators that pad each smaller piece.
-    """
-    padded: dict[tuple[str, int], list[tuple[int, str]]] = {}
-    for name, param in module.named_parameters():
-        if isinstance(param, DTensor):
-            for axis, parts, placement in zip(
-                param.device_mesh.mesh_dim_names or (),
-                param.device_mesh.shape,
-                param.placements,
-                strict=True,
-            ):
-                size = 0 if placement.is_replicate() else param.shape[placement.dim]  # type: ignore[attr-defined]
-                if size % parts:
-                    pieces = parts - size // -(-size // parts)
-                    padded.setdefault((axis, parts), []).append((pieces, f"{name} has {size}"))
-    count = sum(pieces for found in padded.values() for pieces, _ in found)
-    if count > MOST_PADDED:
-        (axis, parts), found = max(
-            padded.items(), key=lambda item: sum(pieces for pieces, _ in item[1])
-        )
-        raise AuthoringError(
-            f"mesh axis {axis} of {parts:,} ranks does not divide the rows of {len(found)} parameters "
-            f"({max(found)[1]}): torch pads the pieces one by one, {count:,} of them, and a capture takes "
-            f"{MOST_PADDED:,} at most: make the axis smaller, or take sizes that it divides"
-        )

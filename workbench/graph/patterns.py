@@ -15,8 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from workbench.errors import WorkbenchError
 from workbench.graph.make_nodes import fake_mode_of, origin_of, refresh_views
-from workbench.graph.read.nodes import module_path, nodes_from_line, nodes_in_module, output_values
-from workbench.torch_api import tree as pytree
+from workbench.graph.read.nodes import module_path, nodes_from_line, output_values, placed
 from workbench.torch_api.inductor import lowering
 from workbench.torch_api.matcher import leaks, matches
 from workbench.torch_api.ops import op_name, short_name
@@ -41,15 +40,15 @@ def find_nodes(
     if op is not None:
         nodes = [n for n in nodes if _is_called(n, op)]
     if module is not None:
-        inside = {n for path in _modules(nodes, module) for n in nodes_in_module(gm, path)}
-        nodes = [n for n in nodes if n in inside]
+        parts = module.split(".")
+        nodes = [n for n in nodes if _is_inside(n, parts)]
     if line is not None:
         file, _, number = line.rpartition(":")
         if not file or not number.isdigit():
             raise WorkbenchError(
                 f"line {line!r}: expected a file and a line, such as 'llama3.py:98'"
             )
-        there = set(nodes_from_line(gm, file, int(number)))
+        there = nodes_from_line(gm, file, int(number))
         nodes = [n for n in nodes if n in there]
     return nodes
 
@@ -62,14 +61,9 @@ def _is_called(node: Node, op: str | Callable[..., Any]) -> bool:
     )
 
 
-def _modules(nodes: Sequence[Node], pattern: str) -> list[str]:
-    """The module paths that match a pattern, among the modules of the nodes and the modules around these."""
-    if "*" not in pattern:
-        return [pattern]
-    depth = pattern.count(".") + 1
-    heads = dict.fromkeys(".".join(module_path(n).split(".")[:depth]) for n in nodes)
-    return [path for path in heads if path.count(".") + 1 == depth and all(
-        map(fnmatchcase, path.split("."), pattern.split(".")))]
+def _is_inside(node: Node, module: list[str]) -> bool:
+    path = module_path(node).split(".")
+    return len(path) >= len(module) and all(map(fnmatchcase, path, module))
 
 
 @dataclass(frozen=True)
@@ -87,9 +81,8 @@ class Replaced:
         return self.count > 0
 
     def __repr__(self) -> str:
-        return f"{self.count} replaced" + (
-            f": {self.near_miss}" if self.near_miss else f", {len(self.nodes)} new"
-        )
+        more = f": {self.near_miss}" if self.near_miss else f", {len(self.nodes)} new"
+        return f"{self.count} replaced{more}"
 
 
 def replace_pattern(
@@ -107,11 +100,12 @@ def replace_pattern(
 
     Numbers and sizes in the arguments must be equal. Two inputs stand for two different nodes. A match lies in the
     forward or in the backward as a whole. The pattern must return every value that is read outside the match. New nodes
-    get new fake values. All other metadata (stack trace, module, direction, tags, annotations) comes from the matched
-    node with the same operator, or from the node whose value they compute, without `original_aten`.
+    stand where the first result was, or behind their inputs. They get new fake values. All other metadata (stack trace,
+    module, direction, tags, annotations) comes from the matched node with the same operator, or from the first result,
+    without `original_aten`.
 
     Raises WorkbenchError, before any replacement, if a pattern cannot be traced, or if the results would differ in
-    number, shape, strides, dtype or device.
+    number, shape, strides, dtype or device; and where a result would need what is computed behind its reader.
     """
     count, other = _count(pattern), _count(replacement)
     if count != other:
@@ -121,15 +115,13 @@ def replace_pattern(
         raise WorkbenchError(f"the pattern takes {count} inputs, and {len(examples)} were given")
     misses = []
     for table in (None, lowering.decomposition_table()):
-        wanted, instead = (
-            _traced(function, examples, table) for function in (pattern, replacement)
-        )
-        rank, miss = _near_miss(gm, wanted)
+        wanted, instead = (_traced(function, examples, table) for function in (pattern, replacement))
+        miss = _near_miss(gm, wanted)
         if not miss:
-            matched = matches(wanted.graph, gm.graph)
-            return _replace(gm, [_Place(wanted, instead, match.nodes_map) for match in matched if _one_sided(match)])
-        misses.append((rank, miss))
-    return Replaced(0, near_miss=min(misses, key=lambda miss: miss[0])[1])
+            places = [match.nodes_map for match in matches(wanted.graph, gm.graph) if _one_sided(match)]
+            return _replace(gm, wanted, instead, places)
+        misses.append(miss)
+    return Replaced(0, near_miss=min(misses, key=lambda miss: miss.startswith(_ABSENT)))
 
 
 def _count(function: Callable[..., Any]) -> int:
@@ -162,16 +154,20 @@ def _traced(
 
 def _one_sided(match: Any) -> bool:
     """Whether a match lies in the forward or in the backward as a whole."""
-    tags = {
-        node.meta.get("partitioner_tag")
-        for pn, node in match.nodes_map.items()
-        if pn.op == "call_function"
-    }
+    tags = {node.meta.get("partitioner_tag") for node in _matched(match.nodes_map)}
     return len(tags) == 1
 
 
-def _near_miss(gm: GraphModule, wanted: GraphModule) -> tuple[int, str]:
-    """(rank, why the pattern does not match): 0 is the nearest miss; "" where it matches."""
+def _matched(place: dict[Node, Any]) -> list[Node]:
+    """The nodes of a match that its replacement takes the place of; `place`: by node of the pattern."""
+    return [node for wanted, node in place.items() if wanted.op == "call_function"]
+
+
+_ABSENT = "the graph has no "
+
+
+def _near_miss(gm: GraphModule, wanted: GraphModule) -> str:
+    """Why the pattern does not match; "" where it matches."""
     operators = [n for n in wanted.graph.nodes if n.op == "call_function"]
     if not operators:
         raise WorkbenchError("the pattern computes nothing: it has no operator to look for")
@@ -179,156 +175,88 @@ def _near_miss(gm: GraphModule, wanted: GraphModule) -> tuple[int, str]:
         raise WorkbenchError(f"the pattern does not use its input {idle[0].target}: leave it out")
     for node in operators:
         if not gm.graph.find_nodes(op="call_function", target=node.target):
-            return 2, f"the graph has no {node.target}"
+            return f"{_ABSENT}{node.target}"
     if places := matches(wanted.graph, gm.graph):
-        return 0, "" if any(
-            map(_one_sided, places)
-        ) else f"{len(places)} places lie in the forward and in the backward"
+        return "" if any(map(_one_sided, places)) else f"{len(places)} places lie in the forward and in the backward"
     if places := matches(wanted.graph, gm.graph, contained=False):
         inner, reader = next(leak for place in places for leak in leaks(wanted.graph, place))
-        return 0, (
-            f"{len(places)} places but for this: {inner.name} is read outside, by {reader}; return it from the "
-            "pattern and from the replacement"
-        )
-    if places := matches(wanted.graph, gm.graph, contained=False, literals=False):
-        pairs = [(pn, gn) for pn, gn in places[0].nodes_map.items() if pn.op == "call_function"]
-        pn, gn = next(pair for pair in pairs if _literals(pair[0]) != _literals(pair[1]))
-        return 0, (
-            f"{len(places)} places but for numbers in arguments: {gn.name} has {_literals(gn)}, the pattern "
-            f"{_literals(pn)}"
-        )
-    return 1, "its operators are in the graph, and nowhere joined like this"
+        return (f"{len(places)} places but for this: {inner.name} is read outside, by {reader}; return it from the "
+                "pattern and from the replacement")
+    return "its operators are in the graph, and nowhere joined like this, or with other numbers in arguments"
 
 
-def _literals(node: Node) -> list[Any]:
-    return [leaf for leaf in pytree.tree_flatten((node.args, node.kwargs))[0]
-            if not isinstance(leaf, Node)]
-
-
-class _Place:
-    """One match: the nodes to erase, and what replaces them."""
-
-    def __init__(self, wanted: GraphModule, instead: GraphModule, nodes: dict[Node, Any]):
-        self.instead = instead
-        self.old = [gn for pn, gn in nodes.items() if pn.op == "call_function"]
-        sources = [nodes.get(n) for n in wanted.graph.find_nodes(op="placeholder")]
-        self.inputs = dict(zip(instead.graph.find_nodes(op="placeholder"), sources, strict=True))
-        old, new = output_values(wanted), output_values(instead)
-        if len(old) != len(new):
-            raise WorkbenchError(
-                f"the pattern returns {len(old)} values, and the replacement {len(new)}"
-            )
-        if any(not isinstance(n, Node) or n.op == "placeholder" for n in old):
-            raise WorkbenchError(
-                "the pattern returns an input, or no tensor: return what it computes"
-            )
-        self.results: list[tuple[Node, Any]] = [
-            (nodes[n], m) for n, m in zip(old, new, strict=True)
-        ]
-
-    def values(self, mode: Any) -> dict[Node, Any]:
-        """The fake value of each node of the replacement. Raises WorkbenchError where a result would differ."""
-        known = {
-            n: value.meta["val"] if isinstance(value, Node) else value
-            for n, value in self.inputs.items()
-        }
-        for node in self.instead.graph.nodes:
-            if node.op == "call_function":
-                args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), known.__getitem__)
-                try:
-                    with mode or contextlib.nullcontext():
-                        known[node] = node.target(*args, **kwargs)
-                except Exception as error:
-                    raise WorkbenchError(
-                        f"in the place of {self.old[0].name}, the replacement's {node.target} raised "
-                        f"{type(error).__name__}: {error}"
-                    ) from error
-        for old, new in self.results:
-            was, now = _like(old.meta["val"]), _like(known[new] if isinstance(new, Node) else new)
-            if was != now:
-                raise WorkbenchError(
-                    f"the replacement of {old.name} would give {now}, and it gives {was}"
-                )
-        return known
-
-    def needed(self, result: Any) -> set[Node]:
-        """The nodes of the replacement that one of its results depends on, with its inputs."""
-        nodes = [result] if isinstance(result, Node) else []
-        for node in nodes:
-            nodes += [n for n in node.all_input_nodes if n not in nodes]
-        return set(nodes)
-
-    def require_inputs(self, order: dict[Node, int]) -> None:
-        """Raises WorkbenchError where a result would be computed before what it reads."""
-        for old, result in self.results:
-            for node in self.needed(result) & self.inputs.keys():
-                source = self.inputs[node]
-                if isinstance(source, Node) and order[source] > order[old]:
-                    raise WorkbenchError(
-                        f"the replacement of {old.name} would read {source.name}, which comes after "
-                        "it"
-                    )
-
-
-def _like(value: Any) -> str:
-    if not isinstance(value, torch.Tensor):
-        return type(value).__name__
-    dtype = str(value.dtype).removeprefix("torch.")
-    return f"{dtype}{list(value.shape)} with strides {list(value.stride())} on {value.device}"
-
-
-def _replace(gm: GraphModule, places: Sequence[_Place]) -> Replaced:
+def _replace(
+    gm: GraphModule, wanted: GraphModule, instead: GraphModule, places: Sequence[dict[Node, Any]]
+) -> Replaced:
+    """Replace each place, which has the graph's node for each node of `wanted`, by the nodes of `instead`."""
+    old, new = output_values(wanted), output_values(instead)
+    if len(old) != len(new):
+        raise WorkbenchError(f"the pattern returns {len(old)} values, and the replacement {len(new)}")
+    if any(not isinstance(n, Node) or n.op == "placeholder" for n in old):
+        raise WorkbenchError("the pattern returns an input, or no tensor: return what it computes")
+    results = dict(zip(old, new, strict=True))
+    inputs = dict(zip(*(g.graph.find_nodes(op="placeholder") for g in (instead, wanted)), strict=True))
     mode = fake_mode_of(gm)
-    known = [place.values(mode) for place in places]
-    order = {node: i for i, node in enumerate(gm.graph.nodes)}
-    for place in places:
-        place.require_inputs(order)
+    values = [_values(instead, {n: place[m] for n, m in inputs.items()}, mode) for place in places]
+    for place, value in zip(places, values, strict=True):
+        for result, by in results.items():
+            was, now = _like(place[result].meta["val"]), _like(value.get(by, by))
+            if was != now:
+                raise WorkbenchError(f"the replacement of {place[result]} would give {now}, and it gives {was}")
     added: list[Node] = []
     replaced: dict[Node, Any] = {}
-    for place, values in zip(places, known, strict=True):
-        added += _put(gm, place, values, order, replaced)
-    for node in sorted(
-        (n for place in places for n in place.old), key=order.__getitem__, reverse=True
-    ):
+    for place, value in zip(places, values, strict=True):
+        copies: dict[Node, Any] = {n: replaced.get(place[m], place[m]) for n, m in inputs.items()}
+        added += _put(gm, instead, _matched(place), min(place[n] for n in results), copies, value)
+        for result, by in results.items():
+            before, after = place[result], copies.get(by, by)
+            if isinstance(after, Node) and (early := [user for user in before.users if user < after]):
+                raise WorkbenchError(f"the replacement of {before} would stand behind {early[0]}, which reads it")
+            before.replace_all_uses_with(after)
+            replaced |= {n: after for n in (before, *(k for k, v in replaced.items() if v is before))}
+    for node in sorted((n for place in places for n in _matched(place)), reverse=True):
         gm.graph.erase_node(node)
     refresh_views(gm, set(added))
     gm.recompile()
     return Replaced(len(places), tuple(added))
 
 
-def _put(
-    gm: GraphModule,
-    place: _Place,
-    values: dict[Node, Any],
-    order: dict[Node, int],
-    replaced: dict[Node, Any],
-) -> list[Node]:
-    """Insert the replacement of each result where the old result was, so that the graph keeps its order.
+def _values(instead: GraphModule, inputs: dict[Node, Any], mode: Any) -> dict[Node, Any]:
+    """The fake value of each node of the replacement."""
+    values = {n: source.meta["val"] if isinstance(source, Node) else source for n, source in inputs.items()}
+    for node in (n for n in instead.graph.nodes if n.op == "call_function"):
+        args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
+        try:
+            with mode or contextlib.nullcontext():
+                values[node] = node.target(*args, **kwargs)
+        except Exception as error:
+            raise WorkbenchError(
+                f"the replacement's {node.target} raised {type(error).__name__}: {error}"
+            ) from error
+    return values
 
-    replaced: what stands for results of this and of earlier places; it grows.
-    """
-    copies: dict[Node, Any] = {}
-    for node, source in place.inputs.items():
-        while isinstance(source, Node) and source in replaced:
-            source = replaced[source]
-        copies[node] = source
-    left, added = list(place.old), []
-    for old, result in sorted(place.results, key=lambda pair: order[pair[0]]):
-        needed = place.needed(result)
-        missing = [
-            node for node in place.instead.graph.nodes if node in needed and node not in copies
-        ]
-        with gm.graph.inserting_before(old):
-            for node in missing:
-                copies[node] = copy = gm.graph.node_copy(node, copies.__getitem__)
-                twin = next((n for n in left if n.target == node.target), None)
-                copy.meta = origin_of(twin or old) | {"val": values[node]}
-                # else it would read as a part of the operator in whose place it stands
-                if twin is None:
-                    copy.meta.pop("original_aten", None)
-                else:
-                    left.remove(twin)
-                added.append(copy)
-        replaced[old] = copies[result]
-        old.replace_all_uses_with(copies[result])
+
+def _like(value: Any) -> str:
+    strides = f" with strides {list(value.stride())}" if isinstance(value, torch.Tensor) else ""
+    return placed(value) + strides
+
+
+def _put(
+    gm: GraphModule, instead: GraphModule, matched: list[Node], first: Node, copies: dict[Node, Any],
+    values: dict[Node, Any],
+) -> list[Node]:
+    """Insert the replacement where its first result is, or behind its inputs. `copies` has these, and grows."""
+    added, twins = [], list(matched)
+    for node in (n for n in instead.graph.nodes if n.op == "call_function"):
+        sources = [copies[n] for n in node.all_input_nodes if isinstance(copies[n], Node)]
+        late = max([first, *sources])
+        with gm.graph.inserting_before(first) if late is first else gm.graph.inserting_after(late):
+            copies[node] = copy = gm.graph.node_copy(node, copies.__getitem__)
+        twin = next((n for n in twins if n.target == node.target), None)
+        copy.meta = origin_of(twin or first) | {"val": values[node]}
+        if twin is not None:
+            twins.remove(twin)
+        else:  # it would read as a part of the operator in whose place it stands
+            copy.meta.pop("original_aten", None)
+        added.append(copy)
     return added

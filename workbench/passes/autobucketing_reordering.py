@@ -28,11 +28,11 @@ from typing import Any
 
 from torch.fx import GraphModule
 
-from workbench.graph.read.timeline import Costs, costs_of
+from workbench.graph.read.timeline import Costs, costs_of, scheduler_ms
 from workbench.passes.merged_collectives import launches_saved
 from workbench.passes.registry import register_pass
 from workbench.recipe.contracts import EstimateOptions
-from workbench.torch_api.devices.estimators import device_specs
+from workbench.torch_api.devices.estimators import scheduler_times
 from workbench.torch_api.inductor import bucketing
 
 
@@ -57,5 +57,5 @@ def autobucketing_reordering(
     gm: GraphModule, example_inputs: list[Any], *, options: EstimateOptions
 ) -> GraphModule:
     """Bucket and reorder by cost. Estimates follow from shapes, so that every rank schedules alike."""
-    with device_specs(options.device):
-        return bucketing.bucket_by_cost(gm)
+    with scheduler_times(scheduler_ms(gm, options.device)) as ms:
+        return bucketing.bucket_by_cost(gm, ms)

@@ -18,16 +18,14 @@ class _Leaking(SubgraphMatcher):
         return True
 
 
-def matches(
-    pattern: Graph, graph: Graph, *, contained: bool = True, literals: bool = True
-) -> list[InternalMatch]:
+def matches(pattern: Graph, graph: Graph, *, contained: bool = True) -> list[InternalMatch]:
     """Places in `graph` that match `pattern`, without overlap. The pattern's inputs stand for any different values.
 
-    contained: values that the pattern does not return are only read inside the place. literals: numbers and lists in
-    the arguments must be equal. Every operator of the pattern must be in the graph.
+    contained: values that the pattern does not return are only read inside the place. Every operator of the pattern
+    must be in the graph.
     """
     kind: Any = SubgraphMatcher if contained else _Leaking
-    return kind(pattern, ignore_literals=not literals).match(graph)
+    return kind(pattern).match(graph)
 
 
 def leaks(pattern: Graph, place: InternalMatch) -> list[tuple[Node, Node]]:

@@ -6,9 +6,10 @@ from graphs_by_hand import storage_roots
 from workbench.authoring.author import author
 from workbench.graph.capture import capture
 from workbench.graph.partition import partition
+from workbench.graph.patterns import find_nodes
 from workbench.graph.read.collectives import exposed_in_node_order, launches, list_collectives
 from workbench.graph.read.memory import gathered_parameters_kept, parameter_gathers, saved_tensors
-from workbench.graph.read.nodes import nodes_from_line, nodes_in_module, provenance
+from workbench.graph.read.nodes import nodes_from_line, provenance
 from workbench.recipe.recipe import load_recipe
 from workbench.torch_api.aot import clone
 from workbench.world.fake import fake_world
@@ -51,7 +52,7 @@ def test_every_collective_has_an_axis_and_nothing_hides_the_gathers(graphs):
 
 def test_a_line_and_a_module_find_their_nodes_in_both_directions(graphs):
     joint, _, _ = graphs
-    inside = nodes_in_module(joint, "layers.1.attention")
+    inside = find_nodes(joint, module="layers.1.attention")
     found = [provenance(n) for n in inside]
     assert {p.backward for p in found} == {True, False}
     line = next(p for p in found if p.backward and p.file.endswith("llama3.py"))

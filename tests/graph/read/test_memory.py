@@ -21,6 +21,11 @@ def forward_that_saves(how):
     return trace(forward, shards(4)[0], shards(4)[2])
 
 
+def gathered(gm):
+    """The saved tensors that hold a gathered parameter, or a copy of one."""
+    return [row for row in saved_tensors(gm, backward_of(gm)) if row.gathered]
+
+
 def chain_of_views(weight):
     return weight.view(-1).view(DIM, DIM).t().t()
 
@@ -44,8 +49,8 @@ def test_copies_have_a_rule_of_their_own(fake4):
     for copy in (torch.clone, lambda w: w.to(torch.float64), lambda w: torch.cat([w, w])):
         gm = forward_that_saves(copy)
         assert gathered_parameters_kept(gm, backward_of(gm)) == []
-        (kept,) = gathered_parameters_kept(gm, backward_of(gm), copies=True)
-        assert kept.copied
+        (row,) = gathered(gm)
+        assert row.copied
 
 
 def test_activations_gathered_by_tensor_parallelism_are_not_parameters(fake4):
@@ -92,7 +97,7 @@ def test_a_weight_copied_out_of_a_bucket_is_a_copy_and_still_found(fake4):
     gm = trace(forward, *shards(4))
     assert len(parameter_gathers(gm)) == 1
     assert gathered_parameters_kept(gm, backward_of(gm)) == []
-    assert len(gathered_parameters_kept(gm, backward_of(gm), copies=True)) == 2
+    assert len(gathered(gm)) == 2
 
 
 def test_activations_written_into_a_bucket_are_not_parameters(fake4):
@@ -101,7 +106,7 @@ def test_activations_written_into_a_bucket_are_not_parameters(fake4):
         return [x @ a, a]
 
     gm = trace(forward, *shards(4))
-    assert parameter_gathers(gm) == [] == gathered_parameters_kept(gm, backward_of(gm), copies=True)
+    assert parameter_gathers(gm) == [] == gathered(gm)
 
 
 def normed(x):

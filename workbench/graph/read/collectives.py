@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
@@ -51,10 +52,6 @@ class Collective:
     module: str
 
     @property
-    def wait(self) -> str | None:
-        return self.waits[0] if self.waits else None
-
-    @property
     def payload(self) -> int:
         """Bytes of the unsharded side, which bucketing conserves: an all-gather's output, else the input."""
         return self.bytes_out if self.kind == "all_gather" else self.bytes_in
@@ -73,33 +70,22 @@ class Groups:
 
     def __init__(self, facts: GraphFacts):
         # "dp_shard.gather" is the second group of the axis dp_shard.
-        self._axes: dict[str, str] = {
-            name: axis.split(".")[0] for axis, name in facts.groups.items()
-        }
-        self._sizes: Mapping[str, int] = facts.group_sizes
-        self._ranks: dict[str, tuple[int, ...] | None] = {}
+        self._axes = {name: axis.split(".")[0] for axis, name in facts.groups.items()}
+        self._sizes = facts.group_sizes
+        self._ranks = cache(group_ranks)
 
     def names(self) -> list[str]:
         """The groups that the facts name, in the order of the facts."""
         return list(self._axes)
 
-    def ranks(self, name: str) -> tuple[int, ...] | None:
-        if name not in self._ranks:
-            self._ranks[name] = group_ranks(name)
-        return self._ranks[name]
-
     def axis(self, name: str) -> str | None:
-        if name in self._axes:
-            return self._axes[name]
-        ranks = self.ranks(name)
-        if ranks is None:
-            return None
-        return next(
-            (axis for other, axis in list(self._axes.items()) if self.ranks(other) == ranks), None
-        )
+        if name in self._axes or self._ranks(name) is None:
+            return self._axes.get(name)
+        same = (axis for other, axis in self._axes.items() if self._ranks(other) == self._ranks(name))
+        return next(same, None)
 
     def size(self, name: str) -> int:
-        return self._sizes.get(name) or len(self.ranks(name) or ())
+        return self._sizes.get(name) or len(self._ranks(name) or ())
 
 
 def axis_names(gm: torch.fx.GraphModule) -> dict[str, str]:
@@ -131,51 +117,44 @@ def readers_of(start: torch.fx.Node) -> list[torch.fx.Node]:
     return found
 
 
-def _collective(node: torch.fx.Node, groups: Groups) -> Collective:
-    kind = collective_kind(node.target) or ""
+def collective_of(node: torch.fx.Node, groups: Groups) -> Collective:
+    """A collective, or a copy to the host or back: a launch on the lane of its direction, of one rank."""
+    copies = host_copy(node.target)
+    kind = copies or collective_kind(node.target) or ""
     first = node.args[0] if node.args else next(iter(node.kwargs.values()))
     inputs = [n.meta.get("val") for n in (first if isinstance(first, list | tuple) else [first])
               if isinstance(n, torch.fx.Node)]
     value = inputs[0] if inputs else None
-    group = group_name_of(node)
-    size = argument(node, "group_size")
-    reduce_op = argument(node, "reduce_op") if kind in ("all_reduce", "reduce_scatter") else None
+    group = copies or group_name_of(node)
+    size = 1 if copies else argument(node, "group_size")
     ranks = size if isinstance(size, int) else groups.size(group)
+    reduce_op = argument(node, "reduce_op") if kind in ("all_reduce", "reduce_scatter") else None
     bytes_in, bytes_out = sum(map(tensor_bytes, inputs)), tensor_bytes(node.meta.get("val"))
     if multiplies(node.target):  # what is sent is the first factor, or the product
-        bytes_in, bytes_out = (
-            (bytes_in, bytes_in * ranks) if kind == "all_gather" else (bytes_out * ranks, bytes_out)
-        )
+        if kind == "all_gather":
+            bytes_out = bytes_in * ranks
+        else:
+            bytes_in = bytes_out * ranks
+    shape: tuple[int, ...] = ()
+    dtype = "?"
+    if isinstance(value, torch.Tensor):
+        shape, dtype = tuple(map(hint, value.shape)), str(value.dtype).removeprefix("torch.")
     return Collective(
-        kind, op_name(node.target), reduce_op, group, ranks,
-        groups.axis(group),
-        tuple(hint(s) for s in value.shape) if isinstance(value, torch.Tensor) else (),
-        str(value.dtype).removeprefix("torch.") if isinstance(value, torch.Tensor) else "?",
-        bytes_in, bytes_out,
-        node.name, tuple(w.name for w in waits_of(node)), module_path(node),
-    )
+        kind, op_name(node.target), reduce_op, group, ranks, groups.axis(group), shape, dtype,
+        bytes_in, bytes_out, node.name, tuple(w.name for w in waits_of(node)), module_path(node))
 
 
 def list_collectives(gm: torch.fx.GraphModule) -> list[Collective]:
     """Every functional collective of the graph in node order, including bucketed and coalesced launches."""
     groups = Groups(facts_of(gm))
-    return [
-        _collective(n, groups)
-        for n in calls_of(gm.graph, lambda target: collective_kind(target) is not None)
-    ]
+    starts = calls_of(gm.graph, lambda target: collective_kind(target) is not None)
+    return [collective_of(node, groups) for node in starts]
 
 
 def list_host_copies(gm: torch.fx.GraphModule) -> list[Collective]:
-    """The copies to the host and back, each as a launch on the lane of its direction."""
-    found = []
-    for node in calls_of(gm.graph, lambda target: host_copy(target) is not None):
-        kind, source = str(host_copy(node.target)), node.all_input_nodes[0]
-        value, size = source.meta["val"], tensor_bytes(source.meta["val"])
-        found.append(Collective(
-            kind, op_name(node.target), None, kind, 1, None, tuple(map(hint, value.shape)),
-            str(value.dtype).removeprefix("torch."), size, size, node.name, tuple(w.name for w in waits_of(node)),
-            module_path(node)))
-    return found
+    """The copies to the host and back."""
+    groups = Groups(facts_of(gm))
+    return [collective_of(n, groups) for n in calls_of(gm.graph, lambda t: host_copy(t) is not None)]
 
 
 def launches(collectives: Iterable[Collective]) -> dict[tuple[str, str], int]:

@@ -11,7 +11,6 @@ from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sd
 
 from workbench.graph.read.collectives import Collective
 from workbench.graph.read.nodes import kind_of
-from workbench.torch_api.devices.estimators import repeat_heads
 from workbench.torch_api.devices.profile import device_spec
 from workbench.torch_api.devices.specs import DEVICES, DeviceSpec
 from workbench.torch_api.ops import COMPILED_REGION, HOST_COPIES, hint, multiplies, op_name, tensor_bytes
@@ -24,17 +23,12 @@ _FREE = ("view", "bookkeeping", "wait", "collective", "host copy")
 
 def _attention_flops(node: torch.fx.Node, backward: bool) -> int:
     """Unmasked matmuls of attention: 2 forward, 5 backward (one recomputes the scores). Key heads count as repeated."""
-    given = (
-        a.meta.get("val")
-        for a in (*node.args, *node.kwargs.values())
-        if isinstance(a, torch.fx.Node)
-    )
-    shapes = [
-        tuple(map(hint, t.shape)) for t in given if isinstance(t, torch.Tensor) and t.dim() == 4
-    ]
-    if backward:  # of the gradient, query, key and value
-        return int(repeat_heads(sdpa_backward_flop_count)(*shapes[:4]))
-    return int(repeat_heads(sdpa_flop_count)(*shapes[:3]))
+    inputs = [a.meta.get("val") for a in (*node.args, *node.kwargs.values()) if isinstance(a, torch.fx.Node)]
+    shapes = [tuple(map(hint, t.shape)) for t in inputs if isinstance(t, torch.Tensor) and t.dim() == 4]
+    # of the query, or of its gradient; torch 2.11 counts no fewer key heads
+    heads = shapes[0][1]
+    shapes = [(batch, heads, *rest) for batch, _, *rest in shapes]
+    return int(sdpa_backward_flop_count(*shapes[:4]) if backward else sdpa_flop_count(*shapes[:3]))
 
 
 def _grouped_flops(node: torch.fx.Node) -> int:
@@ -89,13 +83,15 @@ def flops(gm: torch.fx.GraphModule) -> dict[str, int]:
     return dict(counted.most_common())
 
 
-def collective_ms(c: Collective, device: str | DeviceSpec) -> float:
-    """A collective alone, as measured, or else by the ring model; of a group of one nothing. Or a copy to the host."""
+def collective_ms(c: Collective, device: str | DeviceSpec, payload: int | None = None) -> float:
+    """A collective alone, as measured, or else by the ring model; of a group of one nothing. Or a copy to the host.
+
+    payload: bytes in place of its own.
+    """
+    sent, spec = c.payload if payload is None else payload, device_spec(device)
     if c.kind in HOST_COPIES:
-        return device_spec(device).copying_ms(c.payload)
-    return (
-        device_spec(device).sending_ms(c.kind, c.group_size, c.payload) if c.group_size > 1 else 0.0
-    )
+        return spec.copying_ms(sent)
+    return spec.sending_ms(c.kind, c.group_size, sent) if c.group_size > 1 else 0.0
 
 
 def node_ms(node: torch.fx.Node, device: str | DeviceSpec) -> float:
@@ -104,32 +100,23 @@ def node_ms(node: torch.fx.Node, device: str | DeviceSpec) -> float:
     0 for views, waits and collectives (see `collective_ms`), but not for products in one operator with a collective.
     Each operator counts as a separate kernel.
     """
-    if node.op != "call_function" or (
-        (kind := kind_of(node)) in _FREE and not multiplies(node.target)
-    ):
+    kind = kind_of(node)
+    if node.op != "call_function" or (kind in _FREE and not multiplies(node.target)):
         return 0.0
     spec = device_spec(device)
     tensors = [t for t in tree_leaves(node.meta.get("val")) if isinstance(t, torch.Tensor)]
     read = [tensor_bytes(n.meta.get("val")) for n in node.all_input_nodes]
     if kind == "index":  # reads some rows of a table
         read = [min(size, tensor_bytes(tensors)) for size in read]
-    moved = tensor_bytes(tensors) + sum(read)
-    dtype = tensors[0].dtype if tensors else torch.float32
+    moving = spec.moving_ms(tensor_bytes(tensors) + sum(read))
     flop = node_flops(node)
-    return max(
-        _computing_ms(node, flop, tensors, spec, dtype) if flop else 0.0, spec.moving_ms(moved)
-    )
-
-
-def _computing_ms(
-    node: torch.fx.Node,
-    flop: int,
-    tensors: list[torch.Tensor],
-    spec: DeviceSpec,
-    dtype: torch.dtype,
-) -> float:
+    if not flop:
+        return moving
     shape = tuple(map(hint, tensors[0].shape)) if tensors else ()
-    if kind_of(node) == "attention" and len(shape) == 4:
-        return spec.attention_ms(flop, *shape[-2:], "backward" in op_name(node.target), dtype)
+    dtype = tensors[0].dtype if tensors else torch.float32
+    if kind == "attention" and len(shape) == 4:
+        backward = "backward" in op_name(node.target)
+        return max(moving, spec.attention_ms(flop, *shape[-2:], backward, dtype))
     rows = shape[-2] if len(shape) > 1 else 1
-    return spec.product_ms(flop, rows, max(1, math.prod(shape) // max(1, rows)), dtype)
+    columns = max(1, math.prod(shape) // max(1, rows))
+    return max(moving, spec.product_ms(flop, rows, columns, dtype))

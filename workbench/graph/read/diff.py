@@ -1,4 +1,4 @@
-"""What a pass did to a graph, node by node: added, removed, moved, retargeted, rewired."""
+"""What a pass did to a graph, node by node: added, removed, moved, changed."""
 
 from __future__ import annotations
 
@@ -12,49 +12,44 @@ import torch
 
 from workbench.graph.read.program import NodeRecord, node_record
 
+_SHOWN = 80
+"""The most lines of a diff's text."""
+
 
 @dataclass(frozen=True)
 class GraphDiff:
     """Nodes are matched by name. `moved`: the fewest nodes whose order among the kept ones changed.
 
-    `retargeted`: another operator under the same name; `rewired`: the same operator, other arguments.
+    `changed`: another operator or other arguments under the same name, as (before, after).
     """
 
     added: tuple[NodeRecord, ...]
     removed: tuple[NodeRecord, ...]
     moved: tuple[str, ...]
-    retargeted: tuple[tuple[NodeRecord, NodeRecord], ...]
-    rewired: tuple[tuple[NodeRecord, NodeRecord], ...]
+    changed: tuple[tuple[NodeRecord, NodeRecord], ...]
     lines: tuple[tuple[str, str], ...] = field(repr=False)
 
     def __bool__(self) -> bool:
-        return bool(self.added or self.removed or self.moved or self.retargeted or self.rewired)
+        return bool(self.added or self.removed or self.moved or self.changed)
 
     @property
     def summary(self) -> str:
-        parts = [
-            f"{len(getattr(self, name))} {name}"
-            for name in ("added", "removed", "moved", "retargeted", "rewired")
-            if getattr(self, name)
-        ]
+        counts = {name: len(getattr(self, name)) for name in ("added", "removed", "moved", "changed")}
+        parts = [f"{count} {name}" for name, count in counts.items() if count]
         return ", ".join(parts) or "no node changed"
 
     def by_op(self) -> dict[str, int]:
         """Operators gained (positive) and lost (negative), largest change first."""
-        change = Counter(n.target for n in self.added)
-        change.subtract(n.target for n in self.removed)
-        for a, b in self.retargeted:
-            change[a.target] -= 1
-            change[b.target] += 1
+        change = Counter(n.target for n in (*self.added, *(after for _, after in self.changed)))
+        change.subtract(n.target for n in (*self.removed, *(before for before, _ in self.changed)))
         return {op: n for op, n in sorted(change.items(), key=lambda item: -abs(item[1])) if n}
 
     @cached_property
     def marks(self) -> dict[str, str]:
         """What happened to each node of the graph afterwards that is not as it was: `added`, `moved`, `changed`."""
-        found = dict.fromkeys(self.moved, "moved") | dict.fromkeys(
-            (n.name for n in self.added), "added"
-        )
-        return found | {b.name: "changed" for _, b in (*self.retargeted, *self.rewired)}
+        marks = dict.fromkeys(self.moved, "moved")
+        marks |= dict.fromkeys((n.name for n in self.added), "added")
+        return marks | {after.name: "changed" for _, after in self.changed}
 
     def hunks(self, context: int = 2) -> list[list[tuple[str, str]]]:
         """The changed places as lists of (mark, line), each with `context` lines around it."""
@@ -67,15 +62,14 @@ class GraphDiff:
             found[-1].append(self.lines[i])
         return found
 
-    def text(self, context: int = 1, limit: int = 80) -> str:
+    def text(self, context: int = 1) -> str:
         """The changed places as `-`, `+`, `>` (moved) and unmarked lines, hunks parted by `...`."""
-        shown = [f"{mark} {line}" for k, hunk in enumerate(self.hunks(context))
-                 for mark, line in [*([("...", "")] if k else []), *hunk]]
-        places = len(shown)
-        shown = [line.rstrip() for line in shown[:limit]]
-        if places > limit:
-            shown.append(f"... and {places - limit} more lines")
-        return "\n".join([self.summary, *shown])
+        shown = [self.summary]
+        for k, hunk in enumerate(self.hunks(context)):
+            shown += ["..."] * (k > 0) + [f"{mark} {line}".rstrip() for mark, line in hunk]
+        if (more := len(shown) - 1 - _SHOWN) > 0:
+            shown[_SHOWN + 1:] = [f"... and {more} more lines"]
+        return "\n".join(shown)
 
     def __str__(self) -> str:
         return self.text()
@@ -104,43 +98,28 @@ def displaced(order: Sequence[int]) -> set[int]:
 
 def diff(before: torch.fx.GraphModule, after: torch.fx.GraphModule) -> GraphDiff:
     """Compare the graphs before and after a pass, node by node."""
-    old, new = ([node_record(node) for node in gm.graph.nodes] for gm in (before, after))
-    was, now = {n.name: n for n in old}, {n.name: n for n in new}
-    position = {n.name: i for i, n in enumerate(old)}
-    kept = [n for n in new if n.name in was]
-    moved_at = displaced([position[n.name] for n in kept])
-    moved = tuple(n.name for i, n in enumerate(kept) if i in moved_at)
-    pairs = [(was[n.name], n) for n in kept]
-    retargeted = tuple((a, b) for a, b in pairs if (a.op, a.target) != (b.op, b.target))
-    rewired = tuple(
-        (a, b) for a, b in pairs if (a.op, a.target) == (b.op, b.target) and a.args != b.args
-    )
-    changed = {b.name for _, b in (*retargeted, *rewired)}
-    moved_names = set(moved)
-
-    lines: list[tuple[str, str]] = []
-    # removed nodes stand after the last kept node before them
-    gone: dict[str, list[NodeRecord]] = {}
+    old, new = ({node.name: node_record(node) for node in gm.graph.nodes} for gm in (before, after))
+    kept = [name for name in new if name in old]
+    position = {name: i for i, name in enumerate(old)}
+    moved = tuple(kept[i] for i in sorted(displaced([position[name] for name in kept])))
+    changed, out_of_place = {name for name in kept if old[name] != new[name]}, set(moved)
+    # removed nodes stand behind the last kept node before them
+    removed: dict[str, list[tuple[str, str]]] = {"": []}
     anchor = ""
-    for n in old:
-        if n.name in now:
-            anchor = n.name
+    for name, record in old.items():
+        if name in new:
+            anchor = name
         else:
-            gone.setdefault(anchor, []).append(n)
-    lines += [("-", str(n)) for n in gone.get("", [])]
-    for n in new:
-        if n.name not in was:
-            lines.append(("+", str(n)))
-        elif n.name in changed:
-            lines += [("-", str(was[n.name])), ("+", str(n))]
+            removed.setdefault(anchor, []).append(("-", str(record)))
+    lines = removed[""]
+    for name, record in new.items():
+        if name not in old:
+            lines.append(("+", str(record)))
+        elif name in changed:
+            lines += [("-", str(old[name])), ("+", str(record))]
         else:
-            lines.append((">" if n.name in moved_names else " ", str(n)))
-        lines += [("-", str(g)) for g in gone.get(n.name, [])]
-    return GraphDiff(
-        tuple(n for n in new if n.name not in was),
-        tuple(n for n in old if n.name not in now),
-        moved,
-        retargeted,
-        rewired,
-        tuple(lines),
-    )
+            lines.append((">" if name in out_of_place else " ", str(record)))
+        lines += removed.get(name, [])
+    return GraphDiff(tuple(record for name, record in new.items() if name not in old),
+                     tuple(record for name, record in old.items() if name not in new), moved,
+                     tuple((old[name], new[name]) for name in kept if name in changed), tuple(lines))

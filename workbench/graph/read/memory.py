@@ -175,20 +175,15 @@ def _gather_behind(
     node: torch.fx.Node, gathers: Collection[torch.fx.Node], flow: Flow
 ) -> tuple[torch.fx.Node | None, bool]:
     """(the parameter gather whose value `node` holds, whether a copy lies between them)."""
-    copied, todo, seen = False, [node], set()
-    while todo:
-        current = todo.pop()
-        if current in seen:
-            continue
-        seen.add(current)
+    copied, todo, seen = False, [node], {node}
+    for current in todo:
         if current in gathers:
             return current, copied
-        aliased = aliased_inputs(current)
-        if aliased:
-            todo += aliased
-        elif current.op == "call_function" and kind_of(current) in ("copy", "view", "create"):
-            copied = True
-            todo += flow.sources(current)
+        sources = aliased_inputs(current)
+        if not sources and current.op == "call_function" and kind_of(current) in ("copy", "view", "create"):
+            copied, sources = True, flow.sources(current)
+        todo += [source for source in sources if source not in seen]
+        seen.update(sources)
     return None, False
 
 
@@ -199,23 +194,22 @@ def saved_tensors(forward: Graph, backward: Graph) -> list[SavedTensor]:
     """
     flow = Flow(forward)
     gathers = set(parameter_gathers(forward, flow))
-    owner, counted, rows = flow.owner, set(), []
-    holder = item_roots(forward, owner)
+    counted, rows = set(), []
+    holder = item_roots(forward, flow.owner)
     taken = [n for n in backward.graph.find_nodes(op="placeholder") if not is_tangent(n)]
     outputs = output_values(forward)
-    for node in dict.fromkeys(
-        n for n in outputs[len(outputs) - len(taken) :] if isinstance(n, torch.fx.Node)
-    ):
-        value = node.meta.get("val")
+    saved = [n for n in outputs[len(outputs) - len(taken):] if isinstance(n, torch.fx.Node)]
+    for node in dict.fromkeys(saved):
+        value, root = node.meta.get("val"), flow.owner[node]
         if not isinstance(value, torch.Tensor):
             continue
-        root = owner[node]
-        held = 0 if holder[node] in counted or root.op == "placeholder" else own_bytes(holder[node])
+        adds = root.op != "placeholder" and holder[node] not in counted
         counted.add(holder[node])
         gather, copied = _gather_behind(node, gathers, flow)
         rows.append(SavedTensor(
             node.name, tuple(int(s) if isinstance(s, int) else -1 for s in value.shape),
-            str(value.dtype).removeprefix("torch."), tensor_bytes(value), held, module_path(node),
+            str(value.dtype).removeprefix("torch."), tensor_bytes(value),
+            own_bytes(holder[node]) if adds else 0, module_path(node),
             provenance(node).place, getattr(node.meta.get("recompute"), "name", "none"), root.name,
             tuple(n.name for n in alias_chain(node)),
             gather.name if gather is not None else None, copied,
@@ -223,12 +217,6 @@ def saved_tensors(forward: Graph, backward: Graph) -> list[SavedTensor]:
     return rows
 
 
-def gathered_parameters_kept(
-    forward: Graph, backward: Graph, copies: bool = False
-) -> list[SavedTensor]:
-    """Saved tensors that keep the memory of a gathered parameter alive; with `copies`, also plain copies of one."""
-    return [
-        row
-        for row in saved_tensors(forward, backward)
-        if row.gathered and (copies or not row.copied)
-    ]
+def gathered_parameters_kept(forward: Graph, backward: Graph) -> list[SavedTensor]:
+    """Saved tensors that keep the memory of a gathered parameter alive."""
+    return [row for row in saved_tensors(forward, backward) if row.gathered and not row.copied]

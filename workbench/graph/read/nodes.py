@@ -192,9 +192,12 @@ def nodes_from_line(gm: torch.fx.GraphModule, file: str, line: int) -> list[torc
     ]
 
 
-def nodes_in_module(gm: torch.fx.GraphModule, path: str) -> list[torch.fx.Node]:
-    """The nodes of the module `path` and of its submodules."""
-    return [n for n in gm.graph.nodes if (m := module_path(n)) == path or m.startswith(f"{path}.")]
+def placed(value: Any) -> str:
+    """`float32[2, 64] on cpu`; the type of a value that is no tensor."""
+    if not isinstance(value, torch.Tensor):
+        return type(value).__name__
+    dtype = str(value.dtype).removeprefix("torch.")
+    return f"{dtype}[{', '.join(map(str, value.shape))}] on {value.device.type}"
 
 
 def described(value: Any) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from torch.fx import GraphModule, Node
 
-from workbench.graph.read.collectives import Collective, list_collectives, list_host_copies
+from workbench.graph.read.collectives import list_collectives, list_host_copies
 from workbench.graph.read.kernels import Kernels
 from workbench.graph.read.nodes import is_compute
 from workbench.graph.read.timeline import Costs
@@ -40,20 +40,8 @@ def products_in(node: Node) -> int:
 
 def between(graph: GraphModule, costs: Costs) -> dict[str, Between]:
     """By launch. A blocking collective, which has no wait, is left out."""
-    before: dict[str, tuple[int, float]] = {}
-    products, ms = 0, 0.0
-    for node in graph.graph.nodes:
-        before[node.name] = (products, ms)
-        products += products_in(node)
-        ms += costs.compute[node]
-    needed = {node.name: cost for node, cost in costs.collective.items()}
-    found = {}
-    for c in _waited(graph):
-        ends = min(before[w] for w in c.waits)
-        found[c.node] = Between(
-            ends[0] - before[c.node][0], ends[1] - before[c.node][1], needed[c.node]
-        )
-    return found
+    steps = (((node.name,), products_in(node), costs.compute[node]) for node in graph.graph.nodes)
+    return _between(steps, graph, {node.name: ms for node, ms in costs.collective.items()})
 
 
 def between_calls(kernels: Kernels, graph: GraphModule, times: Sequence[float],
@@ -64,24 +52,29 @@ def between_calls(kernels: Kernels, graph: GraphModule, times: Sequence[float],
     collective without an observed launch or wait is left out.
     """
     computes = {n.name for n in graph.graph.nodes if is_compute(n)}
-    start_of = {wait: c.node for c in _waited(graph) for wait in c.waits}
+    steps = []
+    for kernel, ms in zip(kernels.kernels, times, strict=True):
+        # another kernel may prepare a collective's inputs
+        names = kernel.nodes if kernel.kind in ("collective", "wait") else ()
+        steps.append((names, int(not computes.isdisjoint(kernel.nodes)), ms))
+    return _between(steps, graph, needed)
+
+
+def _between(steps: Iterable[tuple[tuple[str, ...], int, float]], graph: GraphModule,
+             needed: Mapping[str, float]) -> dict[str, Between]:
+    """steps: the launches and waits in order, and the products and milliseconds of each."""
+    listed = list_collectives(graph) + list_host_copies(graph)
+    start_of = {wait: c.node for c in listed for wait in c.waits if wait != c.node}
     starts: dict[str, tuple[int, float]] = {}
     found: dict[str, Between] = {}
     products, ms = 0, 0.0
-    for kernel, cost in zip(kernels.kernels, times, strict=True):
-        if kernel.kind == "collective":
-            starts |= {name: (products, ms) for name in kernel.nodes if name not in starts}
-        elif kernel.kind == "wait":
-            for start in (start_of[name] for name in kernel.nodes if name in start_of):
-                if start in starts and start in needed:
-                    at = starts[start]
-                    found.setdefault(start, Between(products - at[0], ms - at[1], needed[start]))
-        products += not computes.isdisjoint(kernel.nodes)
+    for names, more, cost in steps:
+        for name in names:
+            start = start_of.get(name, "")
+            if start in starts and start in needed:
+                launched, at = starts[start]
+                found.setdefault(start, Between(products - launched, ms - at, needed[start]))
+            starts.setdefault(name, (products, ms))
+        products += more
         ms += cost
     return found
-
-
-def _waited(graph: GraphModule) -> list[Collective]:
-    """Collectives and copies to or from the host, but for those that block."""
-    found = [*list_collectives(graph), *list_host_copies(graph)]
-    return [c for c in found if c.waits and c.node not in c.waits]

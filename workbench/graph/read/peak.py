@@ -24,10 +24,6 @@ Holders = tuple[tuple[str, int, str], ...]
 """(tensor, bytes, parameter or module) of the largest values alive at a peak."""
 
 
-def _lines(holders: Holders, unit: str = "") -> str:
-    return "".join(f"\n  {size:>14,}{unit}  {name}  {module}" for name, size, module in holders)
-
-
 @dataclass(frozen=True)
 class MemoryProfile:
     """Estimated bytes alive while each node runs, in node order, without workspaces and fragmentation.
@@ -42,12 +38,6 @@ class MemoryProfile:
     curve: tuple[int, ...] = field(repr=False)
     nodes: tuple[str, ...] = field(default=(), repr=False)
 
-    def __str__(self) -> str:
-        return (
-            f"peak {self.peak_bytes:,} B at {self.peak_node}, {self.input_bytes:,} B of it inputs"
-            f"{_lines(self.holders, ' B')}"
-        )
-
 
 @dataclass(frozen=True)
 class StepPeak:
@@ -59,12 +49,6 @@ class StepPeak:
     resident: int
     phase: str
     holders: Holders
-
-    def __str__(self) -> str:
-        return (
-            f"predicted peak {self.bytes:,} bytes, in the {self.phase}; {self.resident:,} of it live "
-            f"across steps{_lines(self.holders)}"
-        )
 
 
 def freed_by_graph(node: Node, backward: bool) -> bool:
@@ -145,29 +129,26 @@ def estimated_bytes(*graphs: GraphModule) -> dict[str, int]:
     return sizes
 
 
-def step_peak(graphs: tuple[GraphModule, ...], *, fused: bool, replayed: bool = False, holders: int = 10,
-              gpu: bool = False) -> StepPeak:
+def step_peak(graphs: tuple[GraphModule, ...], *, fused: bool, replayed: bool = False, gpu: bool = False) -> StepPeak:
     """The peak of a step, whose graphs are forward and backward, or the whole step.
 
     fused: as for `live_bytes`. replayed: as CUDA graphs, whose recording keeps the saved tensors. Gradients are freed
     after the optimizer's update. gpu: a fake world's graphs stand for those of GPUs. Left out: what NCCL takes, and
     fragmentation.
     """
-    extra = _WORKSPACES if gpu or _on_gpu(graphs[0]) else 0
-    profiles = [live_bytes(gm, holders, fused=fused, keeps_saved=replayed) for gm in graphs]
+    inputs = graphs[0].graph.find_nodes(op="placeholder")
+    extra = _WORKSPACES if gpu or any(map(_on_gpu, inputs)) else 0
+    profiles = [live_bytes(gm, 10, fused=fused, keeps_saved=replayed) for gm in graphs]
     if len(graphs) == 1:
         whole = profiles[0]
         return StepPeak(whole.peak_bytes + extra, whole.input_bytes, "whole step", whole.holders)
-    inputs = graphs[0].graph.find_nodes(op="placeholder")
     trained = _bytes(node for node in inputs if is_parameter(node))
     buffers = _bytes(node for node in inputs if parameter_of(node) and not is_parameter(node))
     resident = 3 * trained + buffers
     phases = [StepPeak(resident + trained + extra, resident, "optimizer", ())]
     for phase, gm, profile in zip(("forward", "backward"), graphs, profiles, strict=True):
-        counted = _bytes(
-            node for node in gm.graph.find_nodes(op="placeholder") if parameter_of(node)
-        )
-        size = resident + profile.peak_bytes - counted + extra
+        read = _bytes(node for node in gm.graph.find_nodes(op="placeholder") if parameter_of(node))
+        size = resident + profile.peak_bytes - read + extra
         phases.append(StepPeak(size, resident, phase, profile.holders))
     return max(phases, key=lambda peak: peak.bytes)
 
@@ -176,6 +157,6 @@ def _bytes(nodes: Iterable[Node]) -> int:
     return sum(tensor_bytes(node.meta.get("val")) for node in nodes)
 
 
-def _on_gpu(gm: GraphModule) -> bool:
-    values = (node.meta.get("val") for node in gm.graph.find_nodes(op="placeholder"))
-    return any(isinstance(value, torch.Tensor) and value.device.type == "cuda" for value in values)
+def _on_gpu(node: Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.device.type == "cuda"

@@ -34,7 +34,8 @@ class Replay:
     """One direction of the step as a CUDA graph.
 
     pool_bytes: memory of the pool, which forward and backward share, after this recording; None before it.
-    launches_before: number of launches of one call without a replay, counted in `unit`. replays: so far.
+    launches_before: number of launches of one call without a replay, counted in `unit`; a replay is one, without the
+    copies of inputs before it and of results after it. replays: so far.
     """
 
     graph: str
@@ -52,11 +53,6 @@ class Replay:
     def copied(self) -> list[ReplayInput]:
         return [x for x in self.inputs if not x.static]
 
-    @property
-    def launches_after(self) -> int:
-        """The graph is one launch. Copies of inputs before it and of results after it are not counted."""
-        return 1
-
     def __repr__(self) -> str:
         return f"Replay({self.summary()})"
 
@@ -70,7 +66,7 @@ class Replay:
         pool = "not recorded yet" if self.pool_bytes is None else f"pool {self.pool_bytes:,} bytes"
         return (
             f"{self.graph}: {told(self.static, 'static')}, {told(self.copied, 'copied')}; {pool}; "
-            f"{self.launches_before:,} {self.unit} before, {counted(self.launches_after, 'launch')} after"
+            f"{self.launches_before:,} {self.unit} before, 1 launch after"
         )
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from torch.fx import GraphModule, Node
 
 from workbench.errors import WorkbenchError
@@ -140,10 +140,9 @@ def simulated(graphs: GraphModule | Mapping[str, GraphModule], device: str | Dev
                 f"no node of the {part} graph has meta['val'], so shapes and times are unknown: "
                 "capture it, or run torch.fx.passes.fake_tensor_prop.FakeTensorProp first"
             )
-        collectives = list_collectives(gm)
-        costs = costs_of(gm, spec, found=collectives, fused=fused)
+        costs = costs_of(gm, spec, fused=fused)
         launched, cpu = _launched(costs, launch_us / 1e3, view_us / 1e3, cpu, replayed)
-        drawn, total = _part(part, gm, costs, [*collectives, *list_host_copies(gm)], start,
+        drawn, total = _part(part, gm, costs, list_collectives(gm) + list_host_copies(gm), start,
                              launched if launch_us else {})
         compute += sum(span.ms for span in drawn if span.lane == COMPUTE)
         spans += drawn
@@ -177,20 +176,6 @@ def launches_of(costs: Costs, replayed: bool = False) -> list[Node]:
     )
 
 
-def _busy(compute: Sequence[tuple[float, float]]) -> Callable[[float], float]:
-    """How long of the time before a moment is compute; `compute`: begin and end, one after another."""
-    begins, before = (
-        [begin for begin, _ in compute],
-        [0.0, *accumulate(end - begin for begin, end in compute)],
-    )
-
-    def busy(moment: float) -> float:
-        at = bisect_right(begins, moment)
-        return before[at] - max(0.0, compute[at - 1][1] - moment) if at else 0.0
-
-    return busy
-
-
 def _part(part: str, gm: GraphModule, costs: Costs, found: Sequence[Collective], start: float,
           launched: Mapping[Node, float]) -> tuple[list[Span], float]:
     """The spans of one graph, and its length. launched: when the CPU has launched each node, in ms of the step."""
@@ -208,13 +193,15 @@ def _part(part: str, gm: GraphModule, costs: Costs, found: Sequence[Collective],
         if costs.compute.get(node):
             begin = clock.finish[node] if node in costs.collective else clock.begin[node]
             spans.append(Span(node.name, COMPUTE, start + begin, start + clock.now, label=module_path(node), part=part))
-    busy = _busy([(span.begin - start, span.end - start) for span in spans])
+    edges = [0.0, *(edge - start for span in spans for edge in (span.begin, span.end))]
+    busy = [0.0, *accumulate(ms for span in spans for ms in (0.0, span.ms))]
     for node, ms in costs.collective.items():
         c = about[node.name]
         exposed = clock.exposed.get(node, 0.0)
         begin = clock.begin[node]
-        beside = busy(clock.finish[node]) - busy(begin)
-        limit = HIDDEN if beside >= (clock.finish[node] - begin) / 2 else BEHIND_OTHERS
+        finish = clock.finish[node]
+        before, after = np.interp([begin, finish], edges, busy)
+        limit = HIDDEN if after - before >= (finish - begin) / 2 else BEHIND_OTHERS
         if exposed > 0:
             if node in clock.delayed:
                 limit = TAKEN
@@ -226,6 +213,6 @@ def _part(part: str, gm: GraphModule, costs: Costs, found: Sequence[Collective],
                 limit = "waits for others on its process group"
             else:
                 limit = "latency" if spec.latency_us / 1e3 > ms / 2 else "its bytes over the link"
-        spans.append(Span(node.name, axes.get(c.group, c.axis or c.group), start + begin, start + clock.finish[node],
+        spans.append(Span(node.name, axes.get(c.group, c.axis or c.group), start + begin, start + finish,
                           exposed, limit, f"{c.kind} {c.payload:,} B {c.module}".strip(), part))
     return spans, clock.end

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from torch.fx import GraphModule, Node
 
-from workbench.graph.read.collectives import Collective, list_collectives, list_host_copies
-from workbench.graph.read.cost import DEVICES, DeviceSpec, collective_ms, device_spec
+from workbench.graph.facts import facts_of
+from workbench.graph.read.collectives import Groups, collective_of, list_collectives, list_host_copies
+from workbench.graph.read.cost import DEVICES, DeviceSpec, collective_ms, device_spec, node_ms
 from workbench.graph.read.fused_cost import fused_ms, separate_ms
 from workbench.graph.read.nodes import is_compute
+from workbench.torch_api.ops import collective_kind
 
 
 @dataclass(frozen=True)
@@ -27,27 +29,34 @@ class Costs:
     spec: DeviceSpec = DEVICES["h100"]
 
 
-def costs_of(gm: GraphModule, device: str | DeviceSpec, found: Sequence[Collective] | None = None, *,
-             fused: bool = False) -> Costs:
+def scheduler_ms(
+    gm: GraphModule, device: str | DeviceSpec
+) -> Callable[[Node, int | None], float]:
+    """The time of one node of the graph, also of one that a scheduler adds; of a collective with `size` bytes, too."""
+    spec, groups = device_spec(device), Groups(facts_of(gm))
+
+    def ms(node: Node, size: int | None = None) -> float:
+        if collective_kind(node.target) is not None:
+            return collective_ms(collective_of(node, groups), spec, size)
+        return node_ms(node, spec)
+
+    return ms
+
+
+def costs_of(gm: GraphModule, device: str | DeviceSpec, *, fused: bool = False) -> Costs:
     """The time of each node on a device, by its shapes. Equal graphs cost the same.
 
-    found: the graph's collectives, if they have been listed already. fused: as where a compiler follows, which fuses
-    pointwise operators; otherwise each operator is a kernel.
+    fused: as where a compiler follows, which fuses pointwise operators; otherwise each operator is a kernel.
     """
     spec = device_spec(device)
-    compute = fused_ms(gm, spec) if fused else separate_ms(gm, spec)
+    costs = Costs(fused_ms(gm, spec) if fused else separate_ms(gm, spec), {}, {}, {}, spec)
     named = {node.name: node for node in gm.graph.nodes}
-    found = [*(list_collectives(gm) if found is None else found), *list_host_copies(gm)]
-    return Costs(
-        compute,
-        {
-            named[c.node]: not_hidden(collective_ms(c, spec), compute[named[c.node]], c.group_size)
-            for c in found
-        },
-        {named[c.node]: c.group for c in found},
-        {named[wait]: named[c.node] for c in found for wait in c.waits},
-        spec,
-    )
+    for c in list_collectives(gm) + list_host_copies(gm):
+        node = named[c.node]
+        costs.collective[node] = not_hidden(collective_ms(c, spec), costs.compute[node], c.group_size)
+        costs.group[node] = c.group
+        costs.waits.update((named[wait], node) for wait in c.waits)
+    return costs
 
 
 def not_hidden(sending: float, multiplying: float, parts: int) -> float:
@@ -55,11 +64,9 @@ def not_hidden(sending: float, multiplying: float, parts: int) -> float:
 
     One part is sent before the first product, or after the last one. Without products, all of it counts.
     """
-    return (
-        max(sending - multiplying, 0.0) + min(sending, multiplying) / parts
-        if multiplying
-        else sending
-    )
+    if not multiplying:
+        return sending
+    return max(sending - multiplying, 0.0) + min(sending, multiplying) / parts
 
 
 class Clock:

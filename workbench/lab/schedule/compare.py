@@ -15,7 +15,6 @@ from workbench.authoring.families import find_family
 from workbench.checks.collectives import Entry, difference, schedule
 from workbench.checks.verdicts import Outcome, Verdict
 from workbench.errors import WorkbenchError
-from workbench.graph.model_contract import refuse_padding
 from workbench.graph.read.collectives import list_collectives
 from workbench.graph.read.nodes import provenance
 from workbench.passes.registry import find_pass
@@ -78,7 +77,6 @@ def compare_schedules(
         tell("roles")
         with fake_world(size) as world:
             authored = author(recipe, world)
-            refuse_padding(authored.module)
             roles = roles_of(authored)
         chosen = _chosen(ranks, size, roles)
         for number, rank in enumerate(chosen, 1):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
 
@@ -151,39 +152,29 @@ def _between(grid: Mapping[tuple[int, ...], float], at: Sequence[float]) -> floa
     )
 
 
-def _along(rows: Sequence[tuple[float, float]], at: float) -> float:
-    """Linear between measured (bytes, ms), which are sorted; beyond the last at its rate."""
-    if at <= rows[0][0]:
-        return rows[0][1]
-    for (a, low), (b, high) in itertools.pairwise(rows):
-        if at <= b:
-            return low + (high - low) * (at - a) / (b - a)
-    return rows[-1][1] * at / rows[-1][0]
+def _along(rows: Iterable[tuple[float, float]], at: float) -> float:
+    """Linear between measured (bytes, ms), in order of bytes; beyond the last at its rate."""
+    sizes, times = zip(*rows, strict=True)
+    return float(np.interp(at, sizes, times)) * max(1.0, at / sizes[-1])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class MeasuredSpec(DeviceSpec):
     """A device whose times come from a profile, and from its data sheet where nothing was measured."""
 
-    profile: MachineProfile | None = field(default=None, repr=False, compare=False)
-    _moves: tuple[tuple[float, float], ...] = field(default=(), repr=False, compare=False)
-    _sent: Mapping[tuple[str, int], tuple[tuple[float, float], ...]] = field(
-        default_factory=dict, repr=False, compare=False
-    )
+    profile: MachineProfile = field(repr=False, compare=False)
 
     @property
     def trust(self) -> str:
-        errors = self.profile.errors if self.profile else {}
-        known = " and ".join(f"{what} within {error:.0%}" for what, error in errors.items())
-        known = f"{known} as a median" if known else "error unknown"
-        return known + (_elsewhere(self.profile) if self.profile else "")
+        errors = [f"{what} within {error:.0%}" for what, error in self.profile.errors.items()]
+        known = f"{' and '.join(errors)} as a median" if errors else "error unknown"
+        return known + _elsewhere(self.profile)
 
     def moving_ms(self, moved: float) -> float:
-        return _along(self._moves, moved)
+        return _along(sorted((row.bytes, row.ms) for row in self.profile.moves), moved)
 
     def product_ms(self, flop: float, m: int, n: int, dtype: torch.dtype) -> float:
-        name = str(dtype).removeprefix("torch.")
-        rows = [row for row in self.profile.matmuls if row.dtype == name] if self.profile else []
+        rows = [row for row in self.profile.matmuls if f"torch.{row.dtype}" == str(dtype)]
         if not rows:
             return super().product_ms(flop, m, n, dtype)
         k = flop / (2 * m * n)
@@ -193,9 +184,8 @@ class MeasuredSpec(DeviceSpec):
     def attention_ms(
         self, flop: float, length: int, dim: int, backward: bool, dtype: torch.dtype
     ) -> float:
-        name = str(dtype).removeprefix("torch.")
-        known = self.profile.attentions if self.profile else ()
-        rows = [r for r in known if r.dtype == name and r.backward == backward]
+        rows = [row for row in self.profile.attentions
+                if f"torch.{row.dtype}" == str(dtype) and row.backward == backward]
         if not rows:
             return super().attention_ms(flop, length, dim, backward, dtype)
         per = 10 if backward else 4  # FLOP of unmasked attention, as the cost model counts them
@@ -206,23 +196,17 @@ class MeasuredSpec(DeviceSpec):
         return flop / rate
 
     def sending_ms(self, kind: str, ranks: int, payload: float) -> float:
-        rows = self._sent.get((kind, ranks))
+        rows = [(row.bytes, row.ms) for row in self.profile.collectives if (row.kind, row.ranks) == (kind, ranks)]
         if not rows:
             return super().sending_ms(kind, ranks, payload)
+        # no message costs more than a larger one
+        rows = [(size, min(ms for more, ms in rows if more >= size)) for size, _ in sorted(rows)]
         largest, ms = rows[-1]
+        if payload <= largest or ms >= 2 * rows[0][1]:
+            return _along(rows, payload)
         # only latency was measured: the link says what bytes cost
-        if payload > largest and ms < 2 * rows[0][1]:
-            return (
-                ms
-                + super().sending_ms(kind, ranks, payload)
-                - super().sending_ms(kind, ranks, largest)
-            )
-        return _along(rows, payload)
-
-
-def _monotonic(rows: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
-    """(bytes, ms), sorted; no message costs more than a larger one."""
-    return tuple((size, min(ms for more, ms in rows if more >= size)) for size, _ in sorted(rows))
+        link = super().sending_ms
+        return ms + link(kind, ranks, payload) - link(kind, ranks, largest)
 
 
 def measured_spec(name: str, profile: MachineProfile) -> MeasuredSpec:
@@ -230,23 +214,11 @@ def measured_spec(name: str, profile: MachineProfile) -> MeasuredSpec:
     if profile.device not in DEVICES:
         raise WorkbenchError(f"{name}: device {profile.device!r}: one of {', '.join(DEVICES)}")
     sheet = DEVICES[profile.device]
-    groups: dict[tuple[str, int], list[tuple[float, float]]] = {}
-    for row in profile.collectives:
-        groups.setdefault((row.kind, row.ranks), []).append((row.bytes, row.ms))
     given = {key: getattr(sheet, key) for key in DeviceSpec.__dataclass_fields__}
-    given |= {
-        "name": name,
-        "compute_slowdown": profile.compute_slowdown or 1.0,
-        "collective_slowdown": profile.collective_slowdown or 1.0,
-        "product_delays": profile.product_delays or 0.0,
-        "launch_us": profile.launch_us,
-        "view_us": profile.view_us,
-        "wrapper_us": profile.wrapper_us,
-        "host_gbps": profile.host_gbps or sheet.host_gbps,
-    }
-    return MeasuredSpec(**given, profile=profile,
-                        _moves=tuple(sorted((m.bytes, m.ms) for m in profile.moves)),
-                        _sent={key: _monotonic(rows) for key, rows in groups.items()})
+    for key in given.keys() & MachineProfile.model_fields.keys():
+        if (measured := getattr(profile, key)) is not None:
+            given[key] = measured
+    return MeasuredSpec(**given | {"name": name}, profile=profile)
 
 
 def device_spec(device: str | DeviceSpec) -> DeviceSpec:

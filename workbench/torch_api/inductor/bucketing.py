@@ -52,13 +52,14 @@ def bucket_by_module(
     return _without_region(gm, names)
 
 
-def bucket_by_cost(gm: GraphModule) -> GraphModule:
-    """Bucket and reorder collectives by estimated time, inside `device_specs`."""
+def bucket_by_cost(gm: GraphModule, ms: Callable[[Node, int | None], float]) -> GraphModule:
+    """Bucket and reorder collectives by the times of nodes, inside `scheduler_times`."""
     from torch._inductor.fx_passes.overlap_scheduling import schedule_overlap_bucketing
 
     keywords = accepted(schedule_overlap_bucketing, {
         "collective_bucketing": True, "insert_overlap_deps": False, "collective_estimator": "analytical",
-        "compute_estimator": "analytical", "pre_bucketing_fsdp_collectives": False})
+        "compute_estimator": "analytical", "pre_bucketing_fsdp_collectives": False,
+        "custom_runtime_estimation": ms})
     names = {node.name for node in gm.graph.nodes}
     return _without_region(schedule_overlap_bucketing(gm, **keywords), names)
 
