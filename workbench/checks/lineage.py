@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch.fx import GraphModule
-
 from workbench.checks.record import PassRecord
-
-WORDS = {"added": "added by", "moved": "moved by", "changed": "changed by"}
+from workbench.graph.callables import graph_of
 
 
 def history(records: Sequence[PassRecord], part: str, name: str) -> list[str]:
@@ -18,26 +15,16 @@ def history(records: Sequence[PassRecord], part: str, name: str) -> list[str]:
     partitioner keeps those of the joint graph.
     """
     said: list[str] = []
-    joint = [r for r in records if r.parts == ("joint",)]
-    before = joint[0].before[0] if joint else None
-    if before is not None and _has(before, name):
-        said.append("captured")
+    joint_passes = any(record.parts == ("joint",) for record in records)
     for record in records:
-        if part in record.parts or record.parts == ("joint",):
-            diffs = record.diffs()
-            where = record.parts.index(part) if part in record.parts else 0
-            if diffs and (mark := diffs[where].marks.get(name)):
-                said.append(f"{WORDS[mark]} {record.name}")
-    later = next((r for r in records if r.parts != ("joint",)), None)
-    if (
-        later is not None
-        and part in later.parts
-        and not said
-        and _has(later.before[later.parts.index(part)], name)
-    ):
-        said.append("made by partition" if joint else "captured, or made by partition")
+        is_joint = record.parts == ("joint",)
+        if not is_joint and part not in record.parts:
+            continue
+        where = 0 if is_joint else record.parts.index(part)
+        if not said and any(node.name == name for node in graph_of(record.before[where]).graph.nodes):
+            parted = "made by partition" if joint_passes else "captured, or made by partition"
+            said.append("captured" if is_joint else parted)
+        diffs = record.diffs()
+        if diffs and (mark := diffs[where].marks.get(name)):
+            said.append(f"{mark} by {record.name}")
     return said
-
-
-def _has(graph: GraphModule, name: str) -> bool:
-    return any(n.name == name for n in graph.graph.nodes)
