@@ -293,11 +293,9 @@ def test_a_graph_pass_behind_a_lowering_drops_the_bodies_of_the_old_graphs(pair)
     assert bodies is None
 
 
-@pytest.mark.parametrize(("rule", "name", "said"), [
-    ("after", "graph_clean", "after names 'graph_clean', which is none, did you mean 'graph_cleanup'?"),
-    ("needs", "fsdpp", "needs names 'fsdpp', which is none, did you mean 'fsdp'?")])
-def test_a_contract_names_only_what_exists(rule, name, said):
-    with (pytest.raises(WorkbenchError) as told,
+@pytest.mark.parametrize(("rule", "name", "known"), [
+    ("after", "graph_clean", "graph_cleanup"), ("needs", "fsdpp", "fsdp")])
+def test_a_contract_names_only_what_exists(rule, name, known):
+    with (pytest.raises(WorkbenchError, match=f"pass 'mine': {rule} names '{name}', which is none of .*{known}"),
           user_pass("mine", lambda gm: gm, **{rule: {name}})):
         pass
-    assert str(told.value) == f"pass 'mine': {said}"

@@ -18,6 +18,7 @@ from workbench.world.registered import known_on_ranks
 if TYPE_CHECKING:
     from workbench.recipe.recipe import Recipe
 
+Make = Callable[[Mapping[str, Any]], nn.Module]
 PlanOf = Callable[[Mapping[str, Any], int], ParallelPlan]
 OWN_FLAVOR = "debug"
 
@@ -75,7 +76,7 @@ def find_family(name: str) -> Family:
 
 def register_model(
     name: str, *, sizes: Mapping[str, Any], plan: ParallelPlan | PlanOf | None = None
-) -> Callable[[Callable[[Mapping[str, Any]], nn.Module]], Callable[[Mapping[str, Any]], nn.Module]]:
+) -> Callable[[Make], Make]:
     """Register `make(sizes) -> module` as a family, so that recipes can set `model.family = name`.
 
     The module's forward takes (tokens, targets), each int64 (batch, seq), and returns the mean loss, a scalar;
@@ -92,9 +93,7 @@ def register_model(
         raise AuthoringError(f"model {name!r} is the package's own family: choose another name")
     layout = plan if callable(plan) else lambda _sizes, _tp: plan or ParallelPlan()
 
-    def register(
-        make: Callable[[Mapping[str, Any]], nn.Module],
-    ) -> Callable[[Mapping[str, Any]], nn.Module]:
+    def register(make: Make) -> Make:
         def seeded(recipe: Recipe) -> nn.Module:
             with determinism.seeded(recipe.training.seed), torch.device("cpu"):
                 return make(recipe.model.sizes())

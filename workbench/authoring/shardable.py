@@ -7,7 +7,6 @@ from itertools import chain, combinations
 
 import torch
 from torch import nn
-from torch.nn.parameter import is_lazy
 
 from workbench.authoring.plans import AuthoringError
 from workbench.authoring.simple_fsdp import Precision
@@ -16,7 +15,7 @@ from workbench.authoring.simple_fsdp import Precision
 def require_shardable(module: nn.Module, precision: Precision) -> None:
     """AuthoringError, with the model, the parameter or buffer, and the remedy, for what sharding would change."""
     problems = chain(
-        _unfinished(module),
+        _scripted(module),
         _of_precision(module, precision),
         _with_hooks(module),
         _overlapping(module),
@@ -25,22 +24,13 @@ def require_shardable(module: nn.Module, precision: Precision) -> None:
         raise AuthoringError(f"model {type(module).__name__}: {problem}")
 
 
-def _unfinished(module: nn.Module) -> Iterator[str]:
+def _scripted(module: nn.Module) -> Iterator[str]:
     for path, part in module.named_modules():
         if isinstance(part, torch.jit.ScriptModule):
             yield (
                 f"module {path} is compiled by TorchScript, which cannot be traced: put the module that it was made "
                 "of in its place"
             )
-        for name, value in (
-            *part.named_parameters(recurse=False),
-            *part.named_buffers(recurse=False),
-        ):
-            if is_lazy(value):
-                yield (
-                    f"module {path} is lazy, and its {name} has no shape yet: call the model once on a batch, or "
-                    "build the module with its sizes"
-                )
 
 
 def _of_precision(module: nn.Module, precision: Precision) -> Iterator[str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -24,23 +24,19 @@ from workbench.authoring.plans import AuthoringError, ParallelPlan, matched
 _SHARD = re.compile(r"shard\((-?\d+)\)")
 
 
-def read_placement(text: str | None, where: str) -> Placement | None:
-    """ "replicate", "partial" or "shard(dim)" as a placement; None stays None. `where` names it in the error."""
-    if text is None:
-        return None
-    if text in ("replicate", "partial"):
-        return Replicate() if text == "replicate" else Partial()
-    if found := _SHARD.fullmatch(text):
-        return Shard(int(found[1]))
-    raise AuthoringError(
-        f'{where}: placement {text!r} is not "replicate", "partial" or "shard(dim)"'
-    )
-
-
-def _layouts(value: Any, where: str) -> Any:
+def _placements(value: Any, where: str) -> Any:
+    """ "replicate", "partial" or "shard(dim)", or a list of them, as placements; None stays. `where`: for the error."""
     if isinstance(value, list | tuple):
-        return tuple(read_placement(item, where) for item in value)
-    return read_placement(value, where)
+        return tuple(_placements(item, where) for item in value)
+    if value is None:
+        return None
+    if value in ("replicate", "partial"):
+        return Replicate() if value == "replicate" else Partial()
+    if shard := _SHARD.fullmatch(value):
+        return Shard(int(shard[1]))
+    raise AuthoringError(
+        f'{where}: placement {value!r} is not "replicate", "partial" or "shard(dim)"'
+    )
 
 
 class _Vocabulary(ParallelStyle):
@@ -83,13 +79,13 @@ STYLES: dict[str, tuple[Callable[..., ParallelStyle], dict[str, str]]] = {
 """torch's class of each style, and its argument for each key of the plan."""
 
 
-def read_style(spec: str | Mapping[str, Any], where: str) -> ParallelStyle:
-    """A style's name, or a table {style = name, input, output, wanted, dim, local}, as torch's style object.
+def _style(spec: Mapping[str, Any], where: str) -> ParallelStyle:
+    """A table {style, input, output, wanted, dim, local} as torch's style object.
 
     input, output: the placements that arrive and leave; wanted: those to redistribute to; local: hand plain tensors
     on. AuthoringError names `where` for an unknown style or key.
     """
-    table = {"style": spec} if isinstance(spec, str) else dict(spec)
+    table = dict(spec)
     name = table.pop("style", None)
     if name not in STYLES:
         raise AuthoringError(f"{where}: unknown style {name!r}; styles are {', '.join(STYLES)}")
@@ -98,9 +94,9 @@ def read_style(spec: str | Mapping[str, Any], where: str) -> ParallelStyle:
         raise AuthoringError(
             f"{where}: style {name!r} has no key {key!r}; keys are {', '.join(arguments) or 'none'}"
         )
-    layouts = ("input", "output", "wanted")
-    return style(**{arguments[key]: _layouts(value, where) if key in layouts else value
-                    for key, value in table.items()})
+    for key in table.keys() & {"input", "output", "wanted"}:
+        table[key] = _placements(table[key], where)
+    return style(**{arguments[key]: value for key, value in table.items()})
 
 
 def apply_tensor_plan(module: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) -> nn.Module:
@@ -110,20 +106,20 @@ def apply_tensor_plan(module: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) -
     """
     paths = [path for path, _ in module.named_modules()]
     for pattern, spec in plan.tensor.items():
+        table = {"style": spec} if isinstance(spec, str) else spec
         for path in matched(pattern, paths, "tensor"):
             part = module.get_submodule(path)
-            _check_even(path, part, spec, mesh.size())
-            parallelize_module(part, mesh, read_style(spec, f"plan: tensor {pattern!r}"))
+            _check_even(path, part, table, mesh.size())
+            parallelize_module(part, mesh, _style(table, f"plan: tensor {pattern!r}"))
     return module
 
 
-def _check_even(path: str, part: nn.Module, spec: str | Mapping[str, Any], tp: int) -> None:
+def _check_even(path: str, part: nn.Module, table: Mapping[str, Any], tp: int) -> None:
     """AuthoringError where a linear layer's local input or output would have different sizes on the ranks."""
-    table = {"style": spec} if isinstance(spec, str) else spec
-    if not isinstance(part, nn.Linear):
+    cut = {"colwise": "out_features", "rowwise": "in_features"}.get(table.get("style", ""))
+    if cut is None or not isinstance(part, nn.Linear):
         return
-    cut = {"colwise": "out_features", "rowwise": "in_features"}.get(table["style"])
-    if cut is None or (cut == "out_features" and table.get("output") == "replicate"):
+    if cut == "out_features" and table.get("output") == "replicate":
         return  # gathered at once, which DTensor can do for uneven parts
     size = getattr(part, cut)
     if size % tp:

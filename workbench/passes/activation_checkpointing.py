@@ -129,11 +129,8 @@ def _forward_nodes(gm: GraphModule) -> Iterator[tuple[Node, int]]:
 
 def _tag(node: Node, layer: int, save: bool) -> None:
     # a second draw would give other numbers; each result of an operator with several is an item of it
-    save = (
-        save
-        or draws(node)
-        or any(short_name(node) == "getitem" and draws(n) for n in node.all_input_nodes)
-    )
+    producers = node.all_input_nodes if short_name(node) == "getitem" else []
+    save = save or any(map(draws, [node, *producers]))
     node.meta["recompute"] = (
         CheckpointPolicy.MUST_SAVE if save else CheckpointPolicy.PREFER_RECOMPUTE
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
@@ -128,13 +127,13 @@ def register_pass(
 
 def _require_known(contract: PassContract) -> None:
     """Refuse what a user's contract names and nothing has: a rule that can never hold would never be told."""
-    for rule, known in (("needs", NEEDS), ("after", CONTRACTS), ("requires", CONTRACTS), ("conflicts", CONTRACTS)):
+    for rule in ("needs", "after", "requires", "conflicts"):
+        known = NEEDS if rule == "needs" else CONTRACTS
         for name in sorted(getattr(contract, rule)):
             if name not in known:
-                close = get_close_matches(name, known, 1)
-                hint = f", did you mean {close[0]!r}?" if close else f": {', '.join(sorted(known))}"
                 raise WorkbenchError(
-                    f"pass {contract.name!r}: {rule} names {name!r}, which is none{hint}"
+                    f"pass {contract.name!r}: {rule} names {name!r}, which is none of "
+                    f"{', '.join(sorted(known))}"
                 )
 
 

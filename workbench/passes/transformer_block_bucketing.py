@@ -24,6 +24,7 @@ The idea in plain lines, without torch's scheduler: lessons/l05_bucket_and_overl
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import permutations
 from typing import Any
 
 import torch
@@ -39,7 +40,7 @@ from workbench.passes.registry import Graphs, register_pass
 from workbench.recipe.contracts import Options
 from workbench.torch_api.devices.estimators import scheduler_times
 from workbench.torch_api.inductor import bucketing
-from workbench.torch_api.module_paths import clean_path
+from workbench.torch_api.module_paths import clean_path, module_path
 from workbench.torch_api.ops import argument, group_name_of
 
 _GATHER = torch.ops._c10d_functional.all_gather_into_tensor.default
@@ -74,33 +75,26 @@ def fewer_launches(before: Graphs, after: Graphs, options: BlockBucketingOptions
     """Fewer all-gathers and reduce-scatters than before, over forward and backward; says what a plan left out."""
     effect = launches_saved(before, after, options)
     gathers = _gathers_of_parameters(before[0])
-    paths: set[str] = set()
-    for graph in before:
-        for node in graph.graph.nodes:
-            paths |= _module_paths(node)
-    plan = [path for bucket in _plan(before[0], options) for path in bucket]
-    unknown = [path for path in plan if path not in paths]
+    paths = {path for graph in before for node in graph.graph.nodes for path in _module_paths(node)}
+    plan = {path for bucket in _plan(before[0], options) for path in bucket}
+    unknown = sorted(plan - paths)
     if gathers and len(unknown) == len(plan):
         known = ", ".join(sorted(paths)[:3]) or "none at all"
-        reason = f"no module path matches the buckets {plan[:3]}: the graph's paths are {known}"
+        reason = f"no module path matches the buckets {unknown[:3]}: the graph's paths are {known}"
         return replace(effect, reason=reason)
     if not effect.happened:
         return effect
-    reasons = []
-    if unknown:
-        reasons.append(f"no module path matches {', '.join(sorted(unknown))}")
-    if alone := [node for node in gathers if not _module_paths(node) & set(plan)]:
-        first = module_stack(alone[0])[-1][0] if module_stack(alone[0]) else ""
+    reasons = [f"no module path matches {', '.join(unknown)}"] if unknown else []
+    if alone := [node for node in gathers if not _module_paths(node) & plan]:
         reasons.append(f"{len(alone)} of {len(gathers)} gathers of the forward are in no bucket, "
-                       f"the first in {first or 'the root'}")
+                       f"the first in {module_path(alone[0]) or 'the root'}")
     return replace(effect, reason="; ".join(reasons))
 
 
 def _gathers_of_parameters(gm: GraphModule) -> list[Node]:
     """In node order."""
-    return sorted(
-        node for _, chain in gather_chains(gm) for node in chain if node.target is _GATHER
-    )
+    nodes = {node for _, chain in gather_chains(gm) for node in chain}
+    return sorted(node for node in nodes if node.target is _GATHER)
 
 
 def _separate_gathers(gm: GraphModule) -> None:
@@ -121,14 +115,12 @@ def _separate_gathers(gm: GraphModule) -> None:
 
 def _refuse_overlap(plan: list[list[str]]) -> None:
     """A module in two buckets is an error here. torch would only count the nodes that both claim."""
-    paths = [path for bucket in plan for path in bucket]
-    for i, path in enumerate(paths):
-        for other in paths[:i] + paths[i + 1:]:
-            if f"{other}.".startswith(f"{path}."):
-                raise WorkbenchError(
-                    f"transformer_block_bucketing: the buckets name {path!r} and, within it, {other!r}: "
-                    "a module is in one bucket, so leave out one of the two"
-                )
+    for path, other in permutations([path for bucket in plan for path in bucket], 2):
+        if f"{other}.".startswith(f"{path}."):
+            raise WorkbenchError(
+                f"transformer_block_bucketing: the buckets name {path!r} and, within it, {other!r}: "
+                "a module is in one bucket, so leave out one of the two"
+            )
 
 
 @register_pass(

@@ -17,7 +17,7 @@ from torch.distributed import distributed_c10d
 from torch.multiprocessing.reductions import StorageWeakRef
 
 OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
-COLLECTIVE_NAMESPACES = ("_c10d_functional", "c10d_functional", "_c10d_functional_autograd")
+COLLECTIVE_NAMESPACES = ("_c10d_functional", "_c10d_functional_autograd")
 COMPILED_REGION = "compiled_region"
 """Key in the metadata of a node that calls a compiled region."""
 HOST_COPIES = ("to_host", "to_device")
@@ -131,11 +131,7 @@ def _effects(target: Any) -> tuple[Places, Places]:
     shared: set[str] = set().union(
         *(r.alias_info.before_set for r in schema.returns if r.alias_info is not None)
     )
-    marked = [
-        (i, a.name, a.alias_info)
-        for i, a in enumerate(schema.arguments)
-        if a.alias_info is not None
-    ]
+    marked = [(i, a.name, a.alias_info) for i, a in enumerate(schema.arguments) if a.alias_info]
     aliased = tuple(
         (i, name) for i, name, info in marked if info.before_set & shared or "*" in info.after_set
     )
@@ -164,18 +160,11 @@ def aliased_inputs(node: torch.fx.Node) -> list[torch.fx.Node]:
         return []
     if node.target is operator.getitem:
         # a compiled region returns independent tensors
-        return [
-            a
-            for a in node.args[:1]
-            if isinstance(a, torch.fx.Node) and COMPILED_REGION not in a.meta
-        ]
+        return [a for a in node.all_input_nodes if COMPILED_REGION not in a.meta]
     found = _nodes_at(node, _effects(node.target)[0])
     if found and op_name(node.target) in _MAYBE_COPIES:
-        return (
-            found
-            if storage_key(node.meta.get("val")) == storage_key(found[0].meta.get("val"))
-            else []
-        )
+        copied = storage_key(node.meta.get("val")) != storage_key(found[0].meta.get("val"))
+        return [] if copied else found
     return found
 
 
@@ -202,31 +191,21 @@ def writes(target: Any) -> bool:
 
 def may_draw(target: Any) -> bool:
     """Whether the operator's result may depend on the random generator."""
-    return (
-        isinstance(target, torch._ops.OpOverload)
-        and torch.Tag.nondeterministic_seeded in target.tags
-    )
+    return torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
 
 
 def draws(node: torch.fx.Node) -> bool:
     """Whether the node's result depends on the random generator. Attention without dropout does not."""
     if not may_draw(node.target):
         return False
-    return "dropout_p" not in _arguments(node.target) or argument(node, "dropout_p") not in (
-        None,
-        0,
-        0.0,
-    )
+    return "dropout_p" not in _arguments(node.target) or bool(argument(node, "dropout_p"))
 
 
 def storage_key(value: Any) -> int | None:
     """A key that two living tensors share exactly when they share storage; None for anything else."""
-    return key_of_storage(value.untyped_storage()) if isinstance(value, torch.Tensor) else None
-
-
-def key_of_storage(storage: torch.UntypedStorage) -> int:
-    """A key that two living storage objects share exactly when they are the same storage."""
-    return StorageWeakRef(storage).cdata
+    if not isinstance(value, torch.Tensor):
+        return None
+    return StorageWeakRef(value.untyped_storage()).cdata
 
 
 def hint(size: Any) -> int:

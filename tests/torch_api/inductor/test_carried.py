@@ -13,7 +13,6 @@ from workbench.torch_api.inductor.carried import (
     for_any_gpu,
     install_kernels,
     kernels_for,
-    kernels_kept,
     rebuild,
     text_for_any_gpu,
 )
@@ -103,16 +102,3 @@ def test_code_written_on_another_gpu_compares_equal_and_other_code_does_not() ->
         "of process 0", "of process 1")
     assert other != lines and text_for_any_gpu(other) == text_for_any_gpu(lines)
     assert text_for_any_gpu(lines.replace("(2, 4)", "(2, 5)")) != text_for_any_gpu(lines)
-
-
-CACHE_FULL = r"Inductor's cache in .* cannot be written: {}: free space there, or set TMPDIR to another folder$"
-
-
-@pytest.mark.parametrize(("raised", "message"), [
-    ("CppCompileError: fatal error: error writing to x.s: No space left on device",
-     CACHE_FULL.format("No space left on device")),
-    ("CppCompileError: x.cpp: No such file or directory", "^CppCompileError: x.cpp: No such file or directory$"),
-])
-def test_only_a_compiler_that_found_a_full_disk_is_said_to_have(raised: str, message: str, tmp_path: Path) -> None:
-    with pytest.raises(WorkbenchError, match=message), kernels_kept(tmp_path / "kernels"):
-        raise WorkbenchError(raised)

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from workbench.errors import WorkbenchError, full_disk, temporary
+from workbench.errors import WorkbenchError, temporary
 from workbench.torch_api.inductor.lowering import configured
 
 RANK_GPU = "RANK_GPU"
@@ -51,28 +51,14 @@ def text_for_any_gpu(source: str) -> str:
 
 @contextlib.contextmanager
 def _empty_cache() -> Iterator[tuple[str, dict[str, str]]]:
-    """A temporary folder, and the variables that make it the cache. WorkbenchError where its disk is full."""
+    """A temporary folder, and the variables that make it the cache."""
     with temporary(tempfile.TemporaryDirectory) as cache:
-        try:
-            yield (
-                cache,
-                {"TORCHINDUCTOR_CACHE_DIR": cache, "TRITON_CACHE_DIR": f"{cache}/{_TRITON}"},
-            )
-        except WorkbenchError as error:  # with the words of Inductor or g++; who writes elsewhere raises another error
-            if not (why := full_disk(str(error))):
-                raise
-            raise WorkbenchError(
-                f"Inductor's cache in {cache} cannot be written: {why}: free space there, or set "
-                "TMPDIR to another folder"
-            ) from None
+        yield cache, {"TORCHINDUCTOR_CACHE_DIR": cache, "TRITON_CACHE_DIR": f"{cache}/{_TRITON}"}
 
 
 @contextlib.contextmanager
 def kernels_kept(folder: Path) -> Iterator[None]:
-    """Inside, Inductor builds every kernel with an empty cache; at the end the kernels are copied to `folder`.
-
-    Raises WorkbenchError where the cache's disk is full.
-    """
+    """Inside, Inductor builds every kernel with an empty cache; at the end the kernels are copied to `folder`."""
     from torch._inductor.utils import clear_caches
 
     with _empty_cache() as (cache, variables):

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 from unittest.mock import patch
 
@@ -33,8 +34,6 @@ class Part:
     steps: tuple[str, ...]
     recorded: bool
     why_not: tuple[str, ...]
-    inputs: int
-    outputs: int
 
 
 @dataclass(frozen=True)
@@ -81,10 +80,15 @@ def watched() -> Iterator[list[Lowered]]:
         result = cut(self)
         if open_graphs:
             open_graphs[-1]["parts"] = tuple(
-                Part(tuple(n.get_name() for n in nodes), not signature.skip_cudagraph,
-                     tuple(dict.fromkeys(str(why) for n in nodes if (why := self.should_partition(n)))),
-                     len(signature.input_nodes), len(signature.output_nodes))
-                for nodes, signature in zip(*result, strict=True))
+                Part(
+                    tuple(n.get_name() for n in nodes),
+                    not signature.skip_cudagraph,
+                    tuple(
+                        dict.fromkeys(str(why) for n in nodes if (why := self.should_partition(n)))
+                    ),
+                )
+                for nodes, signature in zip(*result, strict=True)
+            )
         return result
 
     def lowered(self: Any) -> Any:
@@ -141,16 +145,13 @@ def _compiled_when_called() -> Iterator[None]:
     compile_now = AsyncCompile.cpp_pybinding
 
     def later(self: Any, *args: Any) -> Callable[..., Any]:
-        made: list[Any] = []
+        @cache
+        def compiled() -> Callable[..., Any]:
+            with without_vectors(), torch._inductor.config.patch(_PLAIN):
+                future: Any = compile_now(self, *args)
+                return future.result() if hasattr(future, "result") else future
 
-        def kernel(*given: Any) -> Any:
-            if not made:
-                with without_vectors(), torch._inductor.config.patch(_PLAIN):
-                    future = compile_now(self, *args)
-                    made.append(future.result() if hasattr(future, "result") else future)
-            return made[0](*given)
-
-        return kernel
+        return lambda *inputs: compiled()(*inputs)
 
     def without_vectors() -> Any:
         return patch.object(vectors, "valid_vec_isa_list", list)  # detecting them compiles programs

@@ -61,26 +61,29 @@ def check_options(config: Mapping[str, Any], where: str) -> None:
 
     known = torch._inductor.config.get_config_copy()
     for key, value in config.items():
-        if isinstance(known.get(key), bool) and isinstance(value, str):
+        if key not in known:
+            hint = _nearest(key, known, "see torch/_inductor/config.py")
+            raise WorkbenchError(f"{where}: Inductor has no option {key!r}: {hint}")
+        if isinstance(known[key], bool) and isinstance(value, str):
             raise WorkbenchError(
                 f"{where}: Inductor's option {key!r} is true or false, and not {value!r}"
             )
-        if key not in known:
-            near = difflib.get_close_matches(key, known, 1)
-            hint = f"did you mean {near[0]!r}?" if near else "see torch/_inductor/config.py"
-            raise WorkbenchError(f"{where}: Inductor has no option {key!r}: {hint}")
 
 
 def check_operators(names: Iterable[str], where: str) -> None:
     """Raise WorkbenchError for a name that no operator of torch has, with the nearest."""
-    known = {
-        full.partition("::")[2].partition(".")[0] for full in torch._C._dispatch_get_all_op_names()
-    }
-    for name in names:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, 1)
-            raise WorkbenchError(f"{where}: no operator {name!r}" + (f": did you mean {near[0]!r}?" if near else
-                                 ": give names without namespace and overload, such as silu_backward"))
+    operators = torch._C._dispatch_get_all_op_names()
+    known = {operator.partition("::")[2].partition(".")[0] for operator in operators}
+    for name in set(names) - known:
+        hint = _nearest(
+            name, known, "give names without namespace and overload, such as silu_backward"
+        )
+        raise WorkbenchError(f"{where}: no operator {name!r}: {hint}")
+
+
+def _nearest(name: str, known: Iterable[str], otherwise: str) -> str:
+    near = difflib.get_close_matches(name, known, 1)
+    return f"did you mean {near[0]!r}?" if near else otherwise
 
 
 def parts_of(graph: GraphModule, groups: Mapping[Node, str]) -> list[tuple[str, list[Node]]]:
@@ -160,12 +163,12 @@ def compile_call(graph: GraphModule, call: Node, name: str, config: dict[str, An
         "dynamic_shapes": "from_tracing_context", "aot": True, "donate_graph_module": True})
     inputs = [n.meta["val"] for n in call.all_input_nodes]
     with (torch.fx.traceback.preserve_node_meta(enable=False), torch._inductor.config.patch(config),
-          kernels.collected() as made_by_inductor):
+          kernels.collected() as results):
         inner = cast(GraphModule, graph.get_submodule(target))
         compiled = torch._inductor.standalone_compile(inner, inputs, **keywords)
     with graph.graph.inserting_after(call):
         made = graph.graph.call_function(
-            _function(name, compiled, made_by_inductor), call.args, call.kwargs
+            _function(name, compiled, results), call.args, call.kwargs
         )
     made.meta = dict(call.meta)
     call.replace_all_uses_with(made)
@@ -174,18 +177,15 @@ def compile_call(graph: GraphModule, call: Node, name: str, config: dict[str, An
     return made
 
 
-def _function(name: str, compiled: Callable[..., Any], made: Sequence[Any]) -> Callable[..., Any]:
-    """A function around the compiled artifact, with the name that FX writes into code. `seen_of` reads `seen`, and
-    `made_of_region` reads `made`.
-    """
+def _function(name: str, compiled: Callable[..., Any], results: list[Any]) -> Callable[..., Any]:
+    """A function around the compiled artifact, with the name that FX writes into code."""
 
     def run(*args: Any) -> Any:
         return compiled(*args)
 
     run.__name__ = run.__qualname__ = name
     run.__module__ = "regions"
-    run.made = list(made)  # type: ignore[attr-defined]
-    run.seen = [found for each in made if (found := kernels.seen(each))]  # type: ignore[attr-defined]
+    run.made_by_inductor = results  # type: ignore[attr-defined]
     return run
 
 
@@ -194,13 +194,10 @@ def made_of_region(function: Any) -> list[Any] | None:
 
     One result of Inductor is all that runs: AOTAutograd around it passes on tensors that need no gradient.
     """
-    return (
-        getattr(function, "made", None)
-        if getattr(function, "__module__", None) == "regions"
-        else None
-    )
+    return getattr(function, "made_by_inductor", None)
 
 
 def seen_of(call: Node) -> list[kernels.Seen]:
     """The records of the compilation of the region that `call` calls."""
-    return list(getattr(call.target, "seen", ()))
+    records = [kernels.seen(result) for result in made_of_region(call.target) or ()]
+    return [record for record in records if record is not None]

@@ -140,10 +140,7 @@ class WrittenGraph:
 class _Region(torch.nn.Module):
     def __init__(self, function: Boxed) -> None:
         super().__init__()
-        self.function = function
-
-    def forward(self, *args: Any) -> Sequence[Any]:
-        return self.function(list(args))
+        self.forward = lambda *args: function(list(args))
 
 
 def _numbered(graph: GraphModule) -> GraphModule:
