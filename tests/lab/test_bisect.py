@@ -8,7 +8,7 @@ import re
 import pytest
 from bad_passes import JOINT, PARTITIONED, RECIPE, TINY, find_all, takes_gelu
 from faults import GATHER, SCATTER, without_metadata
-from on_ranks import FSDP_TP, calls, small, user_pass
+from on_ranks import calls, user_pass
 
 from workbench.cli import main
 from workbench.errors import WorkbenchError
@@ -116,14 +116,13 @@ def half(gm):
     (without_metadata, "lint FAIL: "), (lambda gm: gm, "NO_EFFECT: "), (half, "FAIL: ")])
 def test_without_ranks_every_light_verdict_counts(fault, problem):
     with user_pass("bad", fault) as name:
-        found = bisect(small(FSDP_TP).override({"joint_passes": ["reshard_after_forward", name]}), world="fake",
-                       progress=False)
+        found = bisect(RECIPE.override({"joint_passes": ["reshard_after_forward", name]}), world="fake", progress=False)
     assert not found.ok and found.found.record == "bad" and problem in found.found.problem
     assert repr(found).splitlines()[-1] == "covered: lint, effect, collectives"
 
 
 def test_what_holds_and_what_cannot_be_looked_for(capsys):
-    sound = bisect(small(FSDP_TP).override({"joint_passes": ["reshard_after_forward"]}), world="fake", progress=False)
+    sound = bisect(RECIPE.override({"joint_passes": ["reshard_after_forward"]}), world="fake", progress=False)
     assert sound.ok and "nothing found: no verdict fails, and every pass had its effect" in repr(sound)
     with pytest.raises(WorkbenchError, match="recipe 'small' has no passes, so there is none to find"):
         bisect(RECIPE)

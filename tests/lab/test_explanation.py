@@ -18,8 +18,8 @@ from workbench.lab.inside_inductor import inductor_passes
 
 pytestmark = pytest.mark.integration
 
-RECIPE = load_recipe("llama3_full_inductor_block_bucketing").override({
-    "mesh.dp_shard": 2, "mesh.tp": 2, "model.n_layers": 1, "data.seq_len": 16})
+RECIPE = load_recipe("llama3_full_inductor").override({
+    "mesh.dp_shard": 1, "mesh.tp": 2, "model.n_layers": 1, "data.seq_len": 16})
 TORCH = Path(torch.__file__).parent.parent
 
 

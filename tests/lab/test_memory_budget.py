@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
@@ -17,7 +17,6 @@ from workbench.graph.facts import facts_of
 from workbench.graph.partition import partition
 from workbench.graph.read.nodes import is_compute
 from workbench.lab.memory_budget import plan as plans
-from workbench.lab.memory_budget import transform as budget_pass
 from workbench.lab.memory_budget.plan_table import memory_plan
 from workbench.passes import registry
 from workbench.passes.activation_checkpointing import checkpoint_rule
@@ -51,14 +50,20 @@ def through(joint, *specs):
     return records[-1], partition(joint)
 
 
+@pytest.fixture(scope="module")
+def planned(two):
+    """`through` under budgets of these fractions, each planned once."""
+    return cache(lambda fraction, *before: through(two, *before, spec(fraction=fraction)))
+
+
 def products_again(pair):
     forward = {node.name for node in pair.forward.graph.nodes}
     return [n for n in pair.backward.graph.nodes if n.name in forward and is_compute(n)]
 
 
 @pytest.mark.parametrize(("fraction", "before"), [(0.8, ()), (0.6, ()), (0.5, ("reshard_after_forward",))])
-def test_the_partition_is_as_planned_and_uses_the_budget(two, fraction, before):
-    record, pair = through(two, *before, spec(fraction=fraction))
+def test_the_partition_is_as_planned_and_uses_the_budget(planned, fraction, before):
+    record, pair = planned(fraction, *before)
     plan = facts_of(pair.forward).plan
     assert record.verdict("effect").outcome is Outcome.PASS, record.verdict("effect").message
     assert 0.7 * plan.budget < saved_bytes(pair) == plan.cut.bytes <= plan.budget < plan.before.bytes
@@ -66,11 +71,11 @@ def test_the_partition_is_as_planned_and_uses_the_budget(two, fraction, before):
     assert {row.name for row in plan.choices if row.act == "save"} == set(plan.cut.saved)
 
 
-def test_less_memory_costs_products(two):
-    pairs = [through(two, spec(fraction=fraction))[1] for fraction in (0.9, 0.7, 0.5)]
-    assert all(len(products_again(a)) <= len(products_again(b)) for a, b in itertools.pairwise(pairs))
-    plan = facts_of(pairs[-1].forward).plan
-    assert {name for name, ms in plan.cut.again.items() if ms} == {n.name for n in products_again(pairs[-1])} != set()
+def test_less_memory_costs_products(planned):
+    more, less = (planned(fraction)[1] for fraction in (0.8, 0.6))
+    assert len(products_again(more)) <= len(products_again(less))
+    plan = facts_of(less.forward).plan
+    assert {name for name, ms in plan.cut.again.items() if ms} == {n.name for n in products_again(less)} != set()
     assert plan.ms > 0 and sum(row.ms for row in plan.choices) == pytest.approx(sum(plan.cut.again.values()))
 
 
@@ -113,7 +118,7 @@ def test_random_numbers_are_saved_and_would_not_be_without_a_tag(fake4, monkeypa
 @pytest.mark.ranks
 def test_ranks_train_bitwise_as_without(request, mesh):
     pool = request.getfixturevalue("pool2" if mesh == {"dp_shard": 2} else "pool4")
-    recipe = small(mesh, ("reshard_after_forward", {"name": NAME, "fraction": 0.3}), layers=2)
+    recipe = small(mesh, ("reshard_after_forward", {"name": NAME, "fraction": 0.4}), layers=2)
     for found in pool.run(trajectory, recipe):
         assert found["differing"] == [] and found["schedule"] == "PASS"
         assert set(found["outcomes"].values()) == {"PASS"}
@@ -122,12 +127,14 @@ def test_ranks_train_bitwise_as_without(request, mesh):
 # --- seeded faults
 
 
-def faulty(two, monkeypatch, edit):
+def faulty(two, planned, monkeypatch, edit):
     """The effect after `edit(facts)` has changed what the pass left."""
-    honest = budget_pass.memory_budget
+    plan = facts_of(planned(0.6)[1].forward).plan
 
     def wrong(gm, example_inputs, *, options):
-        edit(facts_of(honest(gm, example_inputs, options=options)))
+        facts = facts_of(gm)
+        facts.plan, facts.partition_options[plans.BUDGET] = plan, plan.cut.share
+        edit(facts)
         return gm
 
     monkeypatch.setitem(registry._PASSES, NAME, replace(registry.find_pass(NAME), function=wrong))
@@ -137,16 +144,19 @@ def faulty(two, monkeypatch, edit):
 @pytest.mark.parametrize(("share", "told"), [
     (1.0, ("saved beyond the plan: ", "bytes are saved, and the budget is ", "planned to be computed again, and not")),
     (0.05, ("planned and not saved: ",))])
-def test_a_partition_under_another_budget_is_found_out(two, monkeypatch, share, told):
-    found = faulty(two, monkeypatch, lambda facts: facts.partition_options.update(activation_memory_budget=share))
+def test_a_partition_under_another_budget_is_found_out(two, planned, monkeypatch, share, told):
+    def other(facts):
+        facts.partition_options[plans.BUDGET] = share
+
+    found = faulty(two, planned, monkeypatch, other)
     assert found.outcome is Outcome.NO_EFFECT and all(text in found.message for text in told)
 
 
-def test_a_budget_that_the_partition_exceeds_is_told(two, monkeypatch):
+def test_a_budget_that_the_partition_exceeds_is_told(two, planned, monkeypatch):
     def lower(facts):
         facts.plan = replace(facts.plan, budget=facts.plan.cut.bytes - 1)
 
-    found = faulty(two, monkeypatch, lower)
+    found = faulty(two, planned, monkeypatch, lower)
     size = found.evidence["saved_bytes"]
     assert found.message == f"{size:,} bytes are saved, and the budget is {size - 1:,}"
 
