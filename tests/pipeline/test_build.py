@@ -244,9 +244,8 @@ def left(authored):
 
 
 def checked_then_trained(kind, passes):
-    """Level full and time: what differs from a module that nothing has run, then after three steps from eager."""
+    """Level full: what differs from a module that nothing has run, then after three steps from eager."""
     from workbench.authoring.author import author
-    from workbench.pipeline.proofs.time_proof import time_graphs
     from workbench.pipeline.train import train
 
     normed(kind)
@@ -254,7 +253,6 @@ def checked_then_trained(kind, passes):
     plain = author(recipe, current_world())
     before = left(plain)
     built = build(recipe, current_world(), level="full")
-    time_graphs(built.records, built.step)
     after = left(built.authored)
     told = [str(v) for v in built.pipeline], [str(r.verdict("numerics")) for r in built.records]
     train(plain), train(built.authored, built.step)

@@ -31,7 +31,7 @@ def test_a_users_own_pass_gets_every_verdict_and_a_planted_no_op_shows(pool2: Ra
     assert row.verdict("effect").outcome is Outcome.NO_EFFECT
     assert report.idle == [("does_nothing", row.verdict("effect").message)]
     assert {row.verdict(c).outcome for c in ("lint", "collectives", "numerics")} == {Outcome.PASS}
-    assert min(row.ran_for) > 0 and row.memory[0] == row.memory[1]
+    assert row.memory[0] == row.memory[1]
     assert report.ok and report.roofline.ceiling and report.roofline.ceiling > 1e8
     assert report.training is not None and len(report.training.losses) == 3
     assert {v.check: v.outcome for v in report.pipeline} == {"numerics": Outcome.PASS}

@@ -6,14 +6,12 @@ import copy
 import re
 import sys
 from collections import OrderedDict
-from dataclasses import replace
 
 import cloudpickle
 import pytest
 import torch
 from on_ranks import FSDP_TP, small
 
-from workbench.authoring.plans import LLAMA3_PLAN
 from workbench.errors import WorkbenchError
 from workbench.graph.facts import facts_of
 from workbench.graph.read.collectives import Groups
@@ -149,19 +147,6 @@ def test_a_model_registered_again_authors_anew_if_its_code_differs(fake4):
         assert again(study.change()) == ["author", "capture", "partition"]
     finally:
         families._FAMILIES.pop("own_model"), SIZES.pop("own_model")
-
-
-@pytest.mark.nightly
-def test_placements_author_anew(study):
-    tensor = {path: style for path, style in LLAMA3_PLAN.tensor.items() if path != "loss"}
-    plan = replace(LLAMA3_PLAN, tensor=tensor | {
-        "output": {"style": "colwise", "input": "shard(1)", "output": "replicate"}})
-    found = study.change(plan=plan)
-    assert again(found) == ALL and "plan: the family's -> given" in found.title
-    assert found.after.figures.launches != found.before.figures.launches
-    assert again(study.change({BUCKETING: False})) == list(LATER)  # the plan stays
-    study.revert()
-    assert again(study.revert()) == [] and study.now.plan is None
 
 
 def test_whole_lists_and_their_order(study):

@@ -35,8 +35,7 @@ class PassRecord:
     backward, or the whole step; a lowering pass leaves callables, and a replay pass takes and leaves bodies. A pass
     works on a copy of a graph, so that both stay unchanged. Seconds are wall time; copying the graph counts as
     verification. order: of the collectives, as an earlier pass had chosen it; chosen: as this pass did. compared: the
-    values of `after` against `before`, each rank's `Comparison`. ran_for: seconds of `before` and of `after` on the
-    slowest rank.
+    values of `after` against `before`, each rank's `Comparison`.
     """
 
     item: RegisteredPass
@@ -49,7 +48,6 @@ class PassRecord:
     order: ChosenOrder | None = field(default=None, repr=False)
     chosen: ChosenOrder | None = field(default=None, repr=False)
     compared: list[numerics.Comparison] | None = None
-    ran_for: tuple[float, float] | None = None
     _readings: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @property

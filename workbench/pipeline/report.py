@@ -30,8 +30,7 @@ GIB = 2**30
 class PassRow:
     """One pass: what it promised, what it took (seconds of wall time) and its verdicts, at most one for each check.
 
-    memory: estimated bytes before and after the pass, by name; None where there was no graph. ran_for: seconds that its
-    graphs ran for, before and after, on the slowest rank; None where they did not run.
+    memory: estimated bytes before and after the pass, by name; None where there was no graph.
     """
 
     name: str
@@ -42,16 +41,13 @@ class PassRow:
     verify_seconds: float
     verdicts: list[Verdict]
     memory: tuple[dict[str, int], dict[str, int]] | None = None
-    ran_for: tuple[float, float] | None = None
 
     @classmethod
     def of(cls, record: PassRecord) -> PassRow:
-        contract, verdicts = (
-            record.item.contract,
-            record.verdicts,
-        )  # reading them counts as verification
+        # reading the verdicts counts as verification
+        contract, verdicts = record.item.contract, record.verdicts
         return cls(record.name, record.stage, contract.numerics, contract.tolerance, record.seconds,
-                   record.verify_seconds, verdicts, record.memory, record.ran_for)
+                   record.verify_seconds, verdicts, record.memory)
 
     @property
     def outcome(self) -> Outcome:
@@ -60,14 +56,6 @@ class PassRow:
     def verdict(self, check: str) -> Verdict | None:
         """The verdict of that check; None where it has none."""
         return verdict_of(self.verdicts, check)
-
-    def figures(self) -> list[str]:
-        """Estimated memory and measured time of its graphs, where they changed or were measured."""
-        texts = memory_changes(self.memory)
-        if self.ran_for is not None:
-            before, after = self.ran_for
-            texts.append(f"runs {before * 1e3:,.1f} ms before, {after * 1e3:,.1f} ms after")
-        return texts
 
 
 @dataclass(frozen=True)
@@ -248,11 +236,10 @@ class Report:
         ]
         lines += [*self._reasons(color), ""] if reasoned else [""]
         expected = [f"expected {e.name}: {e.outcome}, {e.message}" for e in self.expectations]
-        figures = [
-            f"{row.name}: {'; '.join(row.figures())}"
-            for row in self.passes
-            if row.figures() and reasoned
-        ]
+        figures = []
+        for row in self.passes:
+            if reasoned and (changes := memory_changes(row.memory)):
+                figures.append(f"{row.name}: {'; '.join(changes)}")
         for line in (*self._lossy(), *expected, *figures, *self._figures()):
             lines += _wrapped(line, "", "  ")
         problems = [line for problem in self.problems for line in _wrapped(problem, "! ", "  ")]

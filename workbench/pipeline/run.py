@@ -23,7 +23,6 @@ from workbench.pipeline.machine import machine, versions
 from workbench.pipeline.measured_run import run_of_kernels
 from workbench.pipeline.progress import REPORTS, Post, Progress
 from workbench.pipeline.proofs.executed_proof import note_executed
-from workbench.pipeline.proofs.time_proof import time_graphs
 from workbench.pipeline.recipe_ranks import WorldChoice, among_ranks, on_ranks, runnable
 from workbench.pipeline.report import Expectation, PassRow, Peak, Report
 from workbench.pipeline.roofline import matmul_ceiling, roofline
@@ -95,9 +94,6 @@ def on_rank(
     )
     training = None
     if world.kind in ("gloo", "nccl"):
-        if level == "full":
-            post.stage("time")
-            time_graphs(built.records, built.step)
         post.stage("train")
         training = train(
             built.authored, built.step, progress=post.step, folder=folder, save_every=save_every

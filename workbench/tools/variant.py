@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from workbench.authoring.plans import ParallelPlan
 from workbench.checks.collectives import collectives_of, moved_bytes
 from workbench.checks.verdicts import Outcome, Verdict, worst
 from workbench.graph.facts import reading
@@ -73,7 +72,6 @@ class Variant:
     """A recipe and its results. verdicts: by pass, in order. schedule: whether the ranks' collectives agree."""
 
     recipe: Recipe
-    plan: ParallelPlan | None
     verdicts: Mapping[str, Sequence[Verdict]]
     schedule: Verdict
     figures: Figures

@@ -16,7 +16,6 @@ import torch
 
 from workbench.authoring.author import author, author_module, random_tokens
 from workbench.authoring.families import find_family
-from workbench.authoring.plans import ParallelPlan
 from workbench.checks import collectives
 from workbench.checks.record import PassRecord
 from workbench.errors import WorkbenchError
@@ -80,7 +79,7 @@ class Study:
         self._undo: list[Variant] = []
         self._sources = Sources()
         started = time.perf_counter()
-        self.now, calls = self._answer(recipe, None)
+        self.now, calls = self._answer(recipe)
         self.first, self.ran, self.seconds = self.now, calls.ran, time.perf_counter() - started
 
     @property
@@ -93,13 +92,11 @@ class Study:
         *,
         joint_passes: Sequence[Any] | None = None,
         passes: Sequence[Any] | None = None,
-        plan: ParallelPlan | None = None,
     ) -> Difference:
         """Change the recipe, and run again from the first stage that the changes affect.
 
         changes: values by dotted key, as `Recipe.override` takes them. joint_passes, passes: lists that replace the
-        recipe's. plan: placements that replace the model family's own. Without arguments, the stages whose code was
-        redefined run again.
+        recipe's. Without arguments, the stages whose code was redefined run again.
 
         A change that cannot be made (RecipeError), or a pass that raises (WorkbenchError), leaves the study unchanged.
         """
@@ -112,7 +109,7 @@ class Study:
                 ]
         before = self.now
         recipe = self.recipe.override(wanted) if wanted else self.recipe
-        difference = self._to(recipe, before.plan if plan is None else plan)
+        difference = self._to(recipe)
         self._undo.append(before)
         return difference
 
@@ -121,24 +118,21 @@ class Study:
         if not self._undo:
             raise WorkbenchError("nothing to revert: no change was made since the start")
         before = self._undo[-1]
-        self.history[-1:] = [replace(self._to(before.recipe, before.plan), reverted=True)]
+        self.history[-1:] = [replace(self._to(before.recipe), reverted=True)]
         self._undo.pop()
         return self.history[-1]
 
-    def _to(self, recipe: Recipe, plan: ParallelPlan | None) -> Difference:
+    def _to(self, recipe: Recipe) -> Difference:
         started, before = time.perf_counter(), self.now
-        self.now, calls = self._answer(recipe, plan)
+        self.now, calls = self._answer(recipe)
         changes: list[tuple[str, Any, Any]] = diff_recipes(before.recipe, recipe)
-        if plan != before.plan:
-            was, now = ("the family's" if p is None else "given" for p in (before.plan, plan))
-            changes.append(("plan", was, now))
         kept = [name for name in calls.names if name not in calls.ran]
         seconds = time.perf_counter() - started
         self.history.append(Difference(changes, before, self.now, calls.ran, kept, seconds))
         return self.history[-1]
 
     @uncollected()
-    def _answer(self, recipe: Recipe, plan: ParallelPlan | None) -> tuple[Variant, _Calls]:
+    def _answer(self, recipe: Recipe) -> tuple[Variant, _Calls]:
         check_buildable(recipe, self.world.kind)
         world = self.world
         with deterministic(recipe.training.deterministic), telling(self.progress) as tell:
@@ -152,7 +146,7 @@ class Study:
                 world.rank,
                 str(world.device),
             )
-            joint, split = _graphs(recipe, world, plan, calls)
+            joint, split = _graphs(recipe, world, calls)
             figures_key = fingerprint(calls.key, "figures")
             if figures_key not in self._results:
                 compiled = split.known.has_pass_of(Stage.LOWERING)
@@ -162,7 +156,7 @@ class Study:
             schedule = collectives.exchange(split.graphs)
         self.joint, self.pair, self.records = joint, split.pair, list(split.known.records)
         verdicts = {record.name: tuple(record.verdicts) for record in self.records}
-        variant = Variant(recipe, plan, verdicts, schedule, self._results[figures_key])
+        variant = Variant(recipe, verdicts, schedule, self._results[figures_key])
         while len(self._results) > _MOST_KEPT:
             self._results.popitem(last=False)
         return variant, calls
@@ -223,7 +217,7 @@ class _Calls:
     def __call__(self, name: str, make: Callable[[], T], *reads: Any) -> T:
         """`make()`, from memory where all that was read is as it was.
 
-        reads: code and plans as objects, recipe and options as text, since equal texts may be pickled in two ways.
+        reads: code as objects, recipe and options as text, since equal texts may be pickled in two ways.
         """
         self.key = fingerprint(self.key, name, *map(fingerprint, reads))
         if self.key not in self.results:
@@ -238,15 +232,14 @@ class _Calls:
 
 
 def _graphs(
-    recipe: Recipe, world: World, plan: ParallelPlan | None, call: _Calls
+    recipe: Recipe, world: World, call: _Calls
 ) -> tuple[JointGraph, Split]:
     """The calls of `build`, up to its last pass. No call changes what another returned."""
     table, step = capture_decompositions(recipe.joint_passes) is not None, recipe.training.step
     authored = call(
         "author",
-        lambda: author(recipe, world, plan=plan),
+        lambda: author(recipe, world),
         repr(recipe.model_dump(exclude=_LATER)),
-        plan,
         author_module,
         random_tokens,
         find_family(recipe.model.family),

@@ -20,7 +20,6 @@ from workbench.lab.whole_step.join import Update, join
 from workbench.lab.whole_step.transform import clipping_in_the_update
 from workbench.passes.registry import register_pass
 from workbench.pipeline.build import build
-from workbench.pipeline.proofs.time_proof import time_graphs
 from workbench.pipeline.train import train
 from workbench.world.mesh import World
 
@@ -59,7 +58,6 @@ def test_clipping_is_part_of_the_update_and_each_gradient_is_read_twice():
 def proved(recipe):
     """What is proved of the last pass, and how far five steps end from the eager loop's, each tensor by its norm."""
     (seen, ours, found), (wanted, theirs, _) = trained_beside(recipe, False, "full"), trained_beside(recipe, True)
-    time_graphs(found.records, found.step)
     found.step.close()
     pairs = [(torch.tensor(getattr(seen, name)), torch.tensor(getattr(wanted, name))) for name in ("losses", "norms")]
     pairs += [(ours[name], theirs[name]) for name in ours]

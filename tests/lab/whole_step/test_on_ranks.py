@@ -29,7 +29,6 @@ from lab.whole_step.whole_steps import (
 from workbench.authoring.author import author
 from workbench.pipeline import train as training
 from workbench.pipeline.build import build
-from workbench.pipeline.proofs.time_proof import time_graphs
 from workbench.recipe.recipe import RecipeError
 from workbench.world.mesh import current_world
 
@@ -65,19 +64,17 @@ def test_five_steps_on_four_ranks_are_bitwise_the_eager_loop_s(pool, recipe):
 
 def at_level_full(recipe):
     built = build(recipe, current_world(), level="full")
-    time_graphs(built.records, built.step)
     built.step.close()
     pipeline = [(v.check, str(v.outcome), v.message) for v in built.pipeline]
-    return {r.name: outcomes(built, r.name) for r in built.records}, pipeline, [r.ran_for for r in built.records]
+    return {r.name: outcomes(built, r.name) for r in built.records}, pipeline
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("mesh, buckets", [({"dp_shard": 2}, (BLOCKS,)), ({"tp": 2}, ())], ids=["dp_shard 2", "tp 2"])
 def test_one_compiled_graph_stays_within_its_contract(pool2, mesh, buckets):
-    passes, pipeline, times = pool2.run(at_level_full, whole(mesh, (DECOMPOSE,), (*buckets, INDUCTOR)))[0]
+    passes, pipeline = pool2.run(at_level_full, whole(mesh, (DECOMPOSE,), (*buckets, INDUCTOR)))[0]
     assert {check: outcome for check, (outcome, _) in passes[INDUCTOR].items()} == {
         "effect": "PASS", "numerics": "PASS"}
-    assert all(min(record_times) > 0 for record_times in times)
     assert [check for check, outcome, _ in pipeline if outcome == "PASS"] == ["lint", "collectives", "numerics"]
 
 

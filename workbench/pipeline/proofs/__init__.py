@@ -2,6 +2,5 @@
 
     executed_proof  what a step ran, by the names of operators or kernels
     numerics_proof  each pass against the graph it received, and the whole list against eager
-    time_proof      how long the graphs before and after a pass run
     two_steps       two training steps, eager and compiled
 """

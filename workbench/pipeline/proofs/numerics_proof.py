@@ -37,6 +37,7 @@ from workbench.torch_api import tree as pytree
 from workbench.torch_api.determinism import deterministic, seeded
 from workbench.torch_api.restoring import restoring, restoring_module
 
+Inputs = dict[tuple[str, ...], tuple[list[Any], list[Any]]]
 _ORDER = (Numerics.EXACT, Numerics.REDUCTION_ORDER, Numerics.LOSSY)
 _CAPTURE = PassContract(
     "capture", Stage.JOINT, Numerics.REDUCTION_ORDER, "eager is another program than the graph"
@@ -261,13 +262,15 @@ def prove_numerics(
         batch = authored.microbatch()
     size = group_size(authored)
     with deterministic(recipe is None or recipe.training.deterministic), torch.no_grad():
-        inputs = inputs_by_parts(step, batch)
-        values = [value for primals, _ in inputs.values() for value in primals]
-        with revealing(values, inputs[PARTS][1]) as tangents:
-            inputs[PARTS] = inputs[PARTS][0], tangents
+        with torch.enable_grad():
+            primals, tangents = real_inputs(CompiledStep(step.pair), batch)
+        whole = step.inputs(*batch) if step.split.parts != PARTS else []
+        with revealing([*primals, *whole], tangents) as varied:
+            pair = primals, varied
+            inputs: Inputs = {("joint",): pair, PARTS: pair, ("step",): (whole, [])}
             for record in records:
                 if not record.at_capture:
-                    record.compared = compare_graphs(record, *of_record(inputs, record), size)
+                    record.compared = compare_graphs(record, *inputs[record.parts], size)
             if step.optimizer is not None:
                 eager, compiled = optimizer_steps(step, batch)
         if step.optimizer is None:
@@ -282,19 +285,3 @@ def prove_numerics(
     )
     known.side_effects = outside, "two steps agree, and later ones may not"
     return check_eager(known)
-
-
-Inputs = dict[tuple[str, ...], tuple[list[Any], list[Any]]]
-
-
-def inputs_by_parts(step: Step, batch: tuple[Any, ...]) -> Inputs:
-    """The flat inputs and tangents of one step, by the parts of the records that take them."""
-    with torch.enable_grad():
-        inputs: Inputs = {PARTS: real_inputs(CompiledStep(step.pair), batch)}
-    if step.split.parts != PARTS:
-        inputs[step.split.parts] = step.inputs(*batch), []
-    return inputs
-
-
-def of_record(inputs: Inputs, record: PassRecord) -> tuple[list[Any], list[Any]]:
-    return inputs[PARTS if record.parts == ("joint",) else record.parts]
