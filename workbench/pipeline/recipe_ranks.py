@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from typing import Any, Literal, TypeGuard, TypeVar
 
@@ -58,9 +58,15 @@ def on_ranks(
             telling(here.rank == 0 and progress) as tell,
         ):
             return gathered(function(recipe, *args, Post(tell.hear, steps)))
+    pools: AbstractContextManager[RankPool]
     with telling(progress) as tell:
         tell(f"start {counted(recipe.mesh.world_size, 'rank')}")
-        with pool_of(recipe, world, timeout) as pool:
+        if isinstance(world, RankPool):
+            _require_size(recipe, world.size, "this pool has")
+            pools = nullcontext(world)
+        else:
+            pools = ranks(recipe.mesh.world_size, backend=world, timeout=timeout)
+        with pools as pool:
             call = function, recipe, args, type(tell) is not Teller
             return pool.run_on(range(pool.size), _with_post, call, progress=tell.hear)
 
@@ -70,17 +76,6 @@ def _with_post(
 ) -> Answer:
     send = send_progress if told and current_world().rank == 0 else None
     return function(recipe, *args, Post(send, recipe.training.steps))
-
-
-@contextmanager
-def pool_of(recipe: Recipe, world: WorldChoice | RankPool, timeout: float) -> Iterator[RankPool]:
-    """Ranks for the recipe's mesh: those of the pool given, which stays open, or new ones."""
-    if isinstance(world, RankPool):
-        _require_size(recipe, world.size, "this pool has")
-        yield world
-    else:
-        with ranks(recipe.mesh.world_size, backend=world, timeout=timeout) as pool:
-            yield pool
 
 
 def _require_size(recipe: Recipe, size: int, who: str) -> None:

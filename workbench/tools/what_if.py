@@ -285,13 +285,4 @@ def _reads(spec: PassSpec) -> tuple[Any, ...]:
     values = options.model_dump()
     files = [value for value in values.values() if isinstance(value, str) and isfile(value)]
     hashes = [hashlib.sha256(Path(file).read_bytes()).hexdigest() for file in files]
-    return (
-        repr((values, hashes)),
-        item.function,
-        item.contract,
-        item.effect,
-        item.partition_effect,
-        item.order_costs,
-        item.promised,
-        item.executed,
-    )
+    return repr((values, hashes)), item
