@@ -204,7 +204,8 @@ SENT, BACK = "Memcpy DtoH (Device -> Pinned)", "Memcpy HtoD (Pinned -> Device)"
 
 
 def test_a_profile_tells_copies_from_compute_and_a_measured_step_names_them(offloaded):
-    found = step_profile([("gemm", 0, 1000), (SENT, 500, 2000), ("Memcpy HtoD (Pageable -> Device)", 3000, 3500)])
+    spans = ("gemm", 0, 1000), (SENT, 500, 2000), ("Memcpy HtoD (Pageable -> Device)", 3000, 3500)
+    found = step_profile([Kernel(name, 7, begin, end) for name, begin, end in spans])
     assert (found.kernels_ms, found.copies_ms, found.exposed_copies_ms, found.nccl_ms) == (1.5, 1.5, 1.0, 0.0)
     pair = offloaded[1]
     sent, back = calls(pair.forward, TO_HOST), calls(pair.backward, TO_DEVICE)

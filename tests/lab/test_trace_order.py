@@ -15,7 +15,7 @@ from workbench.errors import WorkbenchError
 from workbench.graph.read.simulated_run import BEHIND_OTHERS, HIDDEN
 from workbench.lab.traces import read_order
 from workbench.lab.traces.trace_file import read_trace
-from workbench.pipeline.step_profile import step_profile
+from workbench.pipeline.step_profile import Kernel, step_profile
 
 GATHER, MM = "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "sm90_xmma_gemm_bf16"
 LONG_AGO = -1000.0
@@ -140,7 +140,8 @@ def test_a_product_that_waits_inside_its_kernel_is_compute_and_the_account_says_
     assert order.steps[0].waiting_ms == 0.1 and order.steps[0].collectives[0].exposed_ms == 0.02
     account = "0.10 ms of the compute are products that wait for other ranks inside their kernels, waits included"
     assert f"up to {account}: a trace cannot separate the wait from the product" in str(order)
-    assert account in str(step_profile([(WAITING, 0, 100), (GATHER, 50, 120), (MM, 120, 150)]))
+    spans = (WAITING, 0, 100), (GATHER, 50, 120), (MM, 120, 150)
+    assert account in str(step_profile([Kernel(name, 7, begin, end) for name, begin, end in spans]))
 
 
 def test_steps_are_told_apart_by_when_their_kernels_were_launched(tmp_path):
