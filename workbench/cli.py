@@ -8,8 +8,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from pkgutil import resolve_name
 
@@ -23,6 +21,7 @@ from workbench.recipe.plugins import COMMANDS, load_plugins
 from workbench.recipe.recipe import Recipe, load_recipe
 from workbench.tools.command_end import FAILED, PASSED, colored, run_program, status_of, tell_report
 from workbench.tools.own_files import import_file
+from workbench.torch_api.supported import installed
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -62,11 +61,8 @@ def _command(argv: Sequence[str]) -> int:
 
 def _versions() -> str:
     """The versions of the package and of torch, which is not imported."""
-    found = []
-    for name in ("torch-compiler-workbench", "torch"):
-        with suppress(PackageNotFoundError):
-            found.append(f"{name} {version(name)}")
-    return ", ".join(found) or "not installed"
+    names = "torch-compiler-workbench", "torch"
+    return ", ".join(f"{name} {installed(name) or 'is not installed'}" for name in names)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from workbench.torch_api.supported import cpu_name
+from workbench.torch_api.supported import cpu_name, installed
 from workbench.world.bounds import cores
 
 
@@ -35,24 +35,14 @@ def device_of(world: str) -> str:
         return f"{cpu_name()}, {torch.backends.cpu.get_cpu_capability()}"
     if not gpus():
         return "no CUDA GPU"
-    from importlib.metadata import PackageNotFoundError, version
-
     gpu = torch.cuda.get_device_properties(0)
-    try:
-        triton = version("triton")
-    except PackageNotFoundError:
-        triton = "not installed"
-    return f"{gpu.name}, compute capability {gpu.major}.{gpu.minor}, CUDA {torch.version.cuda}, Triton {triton}"
+    return (f"{gpu.name}, compute capability {gpu.major}.{gpu.minor}, CUDA {torch.version.cuda}, "
+            f"Triton {installed('triton') or 'not installed'}")
 
 
 def versions() -> dict[str, str]:
     """Of torch, Python and this package, and of CUDA and NCCL where there is a GPU."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        own = version("torch-compiler-workbench")
-    except PackageNotFoundError:
-        own = "not installed"
+    own = installed("torch-compiler-workbench") or "not installed"
     found = {"workbench": own, "torch": torch.__version__, "python": sys.version.split()[0]}
     if gpus():
         found |= {

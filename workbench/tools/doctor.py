@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from workbench.errors import WorkbenchError
@@ -15,6 +14,7 @@ from workbench.torch_api.supported import (
     TESTED_PLATFORM,
     TESTED_PYTHON,
     cxx_compiler,
+    installed,
     installed_torch,
     minor,
     platform_name,
@@ -55,13 +55,6 @@ class Finding:
     do: str = ""
 
 
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
-
-
 def look() -> Facts:
     """The facts of this machine. Imports torch only if its version is supported."""
     compiler, tables = cxx_compiler(), list[Table]()
@@ -76,8 +69,8 @@ def look() -> Facts:
         "torch": installed_torch(),
         "cores": cores(),
         "compiler": compiler,
-        "packages": {name: _version(name) for name in PACKAGES},
-        "triton": _version("triton") is not None,
+        "packages": {name: installed(name) for name in PACKAGES},
+        "triton": installed("triton") is not None,
         "tables": tables,
     }
     try:

@@ -18,12 +18,16 @@ TESTED_PLATFORM = ("Linux", "x86_64")
 _LOWEST, _ABOVE = (2, 11), (2, 16)
 
 
-def installed_torch() -> str | None:
-    """The installed version of torch, without its import; None if there is none."""
+def installed(package: str) -> str | None:
+    """The installed version of a package, without its import; None if there is none."""
     try:
-        return version("torch")
+        return version(package)
     except PackageNotFoundError:
         return None
+
+
+def installed_torch() -> str | None:
+    return installed("torch")
 
 
 def minor(version: str) -> tuple[int, ...]:
