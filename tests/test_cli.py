@@ -107,8 +107,8 @@ BAD = {
              "make it first"),
     "dump": (["tour", "--dump", "graphs"], "--dump is gone: print(joint) and print_readable() show a graph, and "
              "TORCH_LOGS what torch logs of it"),
-    "checkpoints": (["llama3_fsdp", *SMALL, "--checkpoints", __file__], f"checkpoints {__file__}: is a file: give a "
-                    "folder"),
+    "checkpoints": (["llama3_fsdp", *SMALL, "--checkpoints", __file__], f"checkpoints {__file__}: the folder "
+                    "cannot be made: File exists"),
     "save every": (["llama3_fsdp", "--save-every", "2"], "--save-every 2: give --checkpoints DIR too"),
     "fake": (["llama3_fsdp", "--world", "fake", "--checkpoints", "x"], "checkpoints x: a fake world trains nothing: "
              "take world gloo or nccl"),

@@ -62,7 +62,7 @@ def test_a_users_pass_is_held_to_the_rules():
         check_buildable(recipe, "fake")  # it shows what stands before
     tp_only = small({"tp": 2}, ("needs_shards",))
     with (user_pass("needs_shards", lambda gm: gm, needs={"fsdp"}),
-          pytest.raises(WorkbenchError, match="pass 'needs_shards' needs FSDP: set mesh.dp_shard")):
+          pytest.raises(WorkbenchError, match="pass 'needs_shards' needs FSDP, and the mesh has")):
         check_buildable(tp_only, "gloo")
 
 
