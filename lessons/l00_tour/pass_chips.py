@@ -118,6 +118,6 @@ def _found(records: Sequence[PassRecord]) -> dict[str, Any]:
     found = {record.name: record.verdicts for record in records}
     checks = columns(v for verdicts in found.values() for v in verdicts)
     return {"checks": checks,
-            "verdicts": {name: [cell(outcome)[0] for outcome in outcomes(verdicts, checks)]
+            "verdicts": {name: [cell(outcome) for outcome in outcomes(verdicts, checks)]
                          for name, verdicts in found.items()},
             "notes": [line for name, verdicts in found.items() for line in failures(name, verdicts)]}

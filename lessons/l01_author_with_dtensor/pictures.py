@@ -9,9 +9,10 @@ from torch.distributed.tensor import DTensor, Placement
 
 from workbench.authoring.authored import Authored
 from workbench.notebook.draw.colors import INK
-from workbench.notebook.draw.mesh import draw_parts, holdings, slices, words
 from workbench.notebook.draw.picture import Picture, Table, finish, new_figure, table
+from workbench.notebook.views.placement import words
 from workbench_lessons.l01_author_with_dtensor.redistribution import redistribution
+from workbench_lessons.l01_author_with_dtensor.slices import draw_parts, holdings, slices
 
 
 def redistribute(tensor: DTensor, placements: Sequence[Placement], name: str = "tensor") -> Picture:

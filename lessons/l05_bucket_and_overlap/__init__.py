@@ -1,4 +1,4 @@
-"""What "Bucket and overlap" alone uses.
+"""What "Bucket and overlap" uses; lessons 14 and 16 draw bars with `stacked`, too.
 
     bucket_by_hand    concatenate shards, gather once, split
     collective_order  move a collective's start and wait; its grader
@@ -6,4 +6,5 @@
     link_costs        the time of collectives, and the tokens that hide them; graders
     list_race         which list of passes is fastest, by tokens and link
     replayed_steps    measured on two GPUs, beside the simulation
+    stacked           bars of milliseconds by kind
 """

@@ -1,4 +1,5 @@
 """What "Compile everything" alone uses.
 
-    pictures  a table of kernels with their nodes
+    kernel_calls  a grader: the kernel calls that compute some nodes
+    pictures      kernels with their nodes, as bars and as a table
 """

@@ -1,17 +1,17 @@
-"""From where a CUDA graph reads its inputs."""
+"""From where a CUDA graph reads its inputs, as a picture and as a table."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from matplotlib.patches import FancyBboxPatch, Patch
 
 from workbench.errors import WorkbenchError
 from workbench.graph.read.replay import Replay
 from workbench.notebook.draw.colors import FAINT, GREY, INK, PAPER, YELLOW
-from workbench.notebook.draw.kernels import recorded
-from workbench.notebook.draw.picture import Picture, finish, new_figure, shortened
+from workbench.notebook.draw.picture import Picture, Table, finish, new_figure, shortened
+from workbench.passes.cudagraph import Replayed
 from workbench.pipeline.run_passes import PassRecord
 from workbench.recipe.wording import few
 
@@ -32,7 +32,7 @@ def addresses(record: PassRecord) -> Picture:
     """
     found = recorded(record)
     if (count := sum(len(f.inputs) for f in found)) > MOST:
-        raise WorkbenchError(f"{count:,} inputs are too many for a picture: draw.replay lists them")
+        raise WorkbenchError(f"{count:,} inputs are too many for a picture: `replay` lists them")
     high = sum(len(f.inputs) + 0.7 for f in found)
     figure = new_figure(9.6, 0.5 + 0.34 * high)
     axes = figure.add_subplot()
@@ -80,3 +80,39 @@ def _box(axes: Axes, x: float, y: float, wide: float, high: float, text: str, fi
 
 def _arrow(axes: Axes, start: float, end: float, y: float) -> None:
     axes.annotate("", (end, y), (start, y), arrowprops={"arrowstyle": "-|>", "color": INK, "shrinkA": 0, "shrinkB": 0})
+
+
+def replay(record: PassRecord) -> Table:
+    """The inputs of the CUDA graphs, static or copied, and their memory and launches; addresses are in the HTML only.
+
+    Raises WorkbenchError for the record of another pass.
+    """
+    found = recorded(record)
+    addresses = ["" if x.address is None else f"{x.address:#x}" for f in found for x in f.inputs]
+    rows: list[tuple[Any, ...]] = [
+        (f.graph, x.name, x.parameter, "static" if x.static else "copied", list(x.shape), x.bytes)
+        for f in found for x in f.inputs]
+    heads: tuple[str, ...] = ("graph", "input", "parameter", "static or copied", "shape", "bytes")
+    known = any(addresses)
+    if known:
+        heads, rows = (
+            (*heads, "address"),
+            [(*row, at) for row, at in zip(rows, addresses, strict=True)],
+        )
+    return Table(
+        "inputs of the CUDA graphs",
+        heads,
+        tuple(rows),
+        notes=tuple(f.summary() for f in found),
+        hidden=("address",) if known else (),
+    )
+
+
+def recorded(record: PassRecord) -> list[Replay]:
+    """The CUDA graphs of a pass's record. Raises WorkbenchError for the record of another pass."""
+    made: list[Any] = [body for body in record.after if isinstance(body, Replayed)]
+    if not made:
+        raise WorkbenchError(
+            f"pass {record.name!r} records no CUDA graph: give the record of cudagraph"
+        )
+    return [body.facts for body in made]

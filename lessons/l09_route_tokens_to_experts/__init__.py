@@ -1,5 +1,7 @@
-"""What "Route tokens to experts" alone uses.
+"""What "Route tokens to experts" uses; lesson 11 draws `slots`, too.
 
     expert_slots  a grader: bytes as slots of each expert
+    load_picture  tokens for each expert, step by step
     pictures      the experts of each token
+    slots         slots, and the tokens in them
 """

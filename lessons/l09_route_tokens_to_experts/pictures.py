@@ -9,8 +9,8 @@ from matplotlib.patches import Rectangle
 from workbench.errors import WorkbenchError
 from workbench.notebook.draw.colors import INK, PAPER
 from workbench.notebook.draw.picture import Picture, finish, new_figure
-from workbench.notebook.draw.slots import rank_color
 from workbench.world.simulated import shards
+from workbench_lessons.l09_route_tokens_to_experts.slots import rank_color
 
 GREYS = LinearSegmentedColormap.from_list("scores", [PAPER, "#b0b7bd"])
 

@@ -1,4 +1,5 @@
 """What "Write your own pass" alone uses.
 
-    propose  a contract from a pass's first run
+    first_wrong  a grader: the first node whose value is wrong
+    propose      a contract from a pass's first run
 """

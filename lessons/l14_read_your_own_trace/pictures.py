@@ -12,9 +12,9 @@ from matplotlib.patches import Patch
 from workbench.errors import WorkbenchError
 from workbench.notebook.draw.colors import BLUE, FAINT, GREY, INK, ORANGE, PAPER
 from workbench.notebook.draw.picture import Picture, finish, panels
-from workbench.notebook.draw.stacked import EXPOSED, IDLE
 from workbench.notebook.draw.timeline import bars
 from workbench.pipeline.gpu_communication import COMPUTE, gaps, kind_of, union
+from workbench_lessons.l05_bucket_and_overlap.stacked import EXPOSED, IDLE
 
 NAMED = 20
 """Up to so many kernels in a lane, each has its own bar; up to so many in a step, with the last word of its name."""

@@ -21,12 +21,12 @@ from workbench.graph.read.nodes import lists_of_update, updates_of
 from workbench.graph.read.program import program
 from workbench.lab.traces.trace_file import TracedStep
 from workbench.lab.whole_step.join import StepGraph
-from workbench.notebook.draw.launch_bound import Pace
 from workbench.notebook.lessons.grading import by_cases, told
 from workbench.pipeline.gpu_communication import union
 from workbench.recipe.files import json_lines
 from workbench.tools.compatibility import results_dir
 from workbench.torch_api.ops import tensor_bytes
+from workbench_lessons.l08_replay_with_cudagraphs.launch_bound import Pace
 from workbench_lessons.l14_read_your_own_trace.traces import gaps_of, late_ms
 from workbench_lessons.l14_read_your_own_trace.traces_graded import near
 

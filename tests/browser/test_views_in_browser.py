@@ -30,7 +30,7 @@ CELLS = (
     "    kernels = build(inductor, world).records[-1]\n"
     "show(kernels)",
     "from IPython.display import Image\nfrom workbench.notebook import draw\n"
-    "Image(draw.kernels(kernels).png, width=90, height=30)",  # as a reader's own picture
+    "Image(draw.pipeline(recipe).png, width=90, height=30)",  # as a reader's own picture
 )
 Look = Callable[[str], object]
 GRAPH, PASSES, TIMELINE, MEMORY, KERNELS = 2, 3, 4, 5, 7

@@ -15,11 +15,11 @@ from workbench.graph.read.nodes import is_compute
 from workbench.graph.read.simulated_run import simulated
 from workbench.graph.read.timeline import costs_of
 from workbench.notebook import draw
-from workbench.notebook.draw.launch_bound import paced
 from workbench.notebook.show import outputs
 from workbench.notebook.views.node_facts import node_facts
 from workbench.notebook.views.timeline import TimelineView
 from workbench.recipe.sections import PassSpec
+from workbench_lessons.l08_replay_with_cudagraphs.launch_bound import draw_pace, paced
 
 pytestmark = pytest.mark.integration
 RECIPE = load_recipe("llama3_fsdp").override({"mesh.dp_shard": 4, "model.n_layers": 1, "data.seq_len": 64})
@@ -42,10 +42,9 @@ def lost(device, pair):
 TEXTS = {
     "simulated": lambda device, pair: simulated(pair.by_part, device),
     "its trace for Perfetto": lambda device, pair: simulated(pair.by_part, device).source,
-    "paced": lambda device, pair: paced(pair.by_part, device, launch_us=5.0).source,
     "a node's facts": lambda device, pair: node_facts(next(filter(is_compute, pair.forward.graph.nodes)), device),
     "show, static": lambda device, pair: draw.timeline(pair, device).text,
-    "draw.pace": lambda device, pair: draw.pace({"step": paced(pair.by_part, device, launch_us=5.0)}).text,
+    "draw_pace": lambda device, pair: draw_pace({"step": paced(pair.by_part, device, launch_us=5.0)}).text,
     "show, live": lambda device, pair: unpacked(TimelineView(pair, device).data),
     "show, both": lambda device, pair: outputs(pair, "timeline", device=device),
     "an order that was lost": lost,
@@ -64,7 +63,7 @@ def test_what_if_says_it_in_its_rows_its_picture_and_its_study(made):
     study = made[1]
     difference = study.change({"model.n_layers": 2})
     trust = device_spec("h200x1").trust
-    for said in (str(study), str(difference), draw.difference(difference).text):
+    for said in (str(study), str(difference), repr(draw.difference(difference))):
         assert trust in said
 
 

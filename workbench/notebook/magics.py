@@ -40,6 +40,14 @@ DEFAULTS = (4, "auto", False)
 COMMANDS = ("status", "restart", "stop")
 
 
+def _names(listed: str) -> list[str]:
+    return [name.strip() for name in listed.split(",")]
+
+
+def _numbers(listed: str) -> list[int]:
+    return sorted({int(rank) for rank in listed.split(",")})
+
+
 @magics_class
 class RanksMagics(Magics):
     """One pool for the notebook, started by its first `%%ranks`."""
@@ -51,36 +59,30 @@ class RanksMagics(Magics):
         self.pool: RankPool | None = None
         self._asked = DEFAULTS
         self._prepared: list[int] = []
-        self._count = 0
 
     @magic_arguments()
     @argument("command", nargs="?", choices=COMMANDS, help="without a cell: what to do with the ranks")
     @argument("-n", type=int, help=f"number of ranks; {DEFAULTS[0]} by default")
     @argument("--backend", choices=BACKENDS, help="auto takes nccl where there are enough GPUs, else gloo")
     @argument("--timeout", type=float, default=60.0, help="seconds that the cell may take; 60 by default")
-    @argument("--only", metavar="0,1", help="run on these ranks only")
+    @argument("--only", type=_numbers, metavar="0,1", help="run on these ranks only")
     @argument("--echo", choices=ECHOES, default="live", help="the ranks' output as it arrives, or grouped by rank")
     @argument("--check", action="store_true", help="torch compares every collective between the ranks before it runs")
     @argument("--fails", action="store_true", help="the cell is meant to fail: print its report, raise nothing")
-    @argument("--send", metavar="a,b", help="copy these names of the notebook to the ranks first")
-    @argument("--bring", metavar="a,b", help="copy these names from the first of the ranks to the notebook afterwards")
+    @argument("--send", type=_names, default=(), metavar="a,b",
+              help="copy these names of the notebook to the ranks first")
+    @argument("--bring", type=_names, default=(), metavar="a,b",
+              help="copy these names from the first of the ranks to the notebook afterwards")
     @line_cell_magic
     def ranks(self, line: str, cell: str | None = None) -> RankValues | Table | None:
         """Run a cell on every rank; `%ranks status`, `restart` and `stop` control the ranks themselves."""
         asked = parse_argstring(self.ranks, line)
+        if (cell is None) != bool(asked.command):
+            raise UsageError(f"%ranks takes one of {', '.join(COMMANDS)} and no cell, %%ranks a cell and none of them")
         try:
             if cell is None:
                 return self._command(asked.command)
-            if asked.command:
-                raise UsageError(
-                    f"%ranks {asked.command} takes no cell: use it with one % on a line of its own"
-                )
-            found = self._run(asked, cell)
-            if asked.fails:
-                raise UsageError(
-                    "%%ranks --fails: the cell was meant to fail, and every rank came to its end"
-                )
-            return found
+            values = self._run(asked, cell)
         except RankError as error:
             error.add_note(
                 "The ranks live on, with all they hold."
@@ -93,13 +95,11 @@ class RanksMagics(Magics):
             return None
         except WorkbenchError as error:
             raise UsageError(str(error)) from None
+        if asked.fails:
+            raise UsageError("%%ranks --fails: the cell was meant to fail, and every rank came to its end")
+        return values
 
-    def _command(self, command: str | None) -> Table | None:
-        if command is None:
-            raise UsageError(
-                f"%ranks takes one of {', '.join(COMMANDS)}; to run code on the ranks, begin the cell "
-                "with %%ranks"
-            )
+    def _command(self, command: str) -> Table | None:
         if command == "status":
             if self.pool is not None and self.pool.pids:
                 return status(self.pool)
@@ -115,15 +115,15 @@ class RanksMagics(Magics):
         self.pool, self._asked = None, DEFAULTS
 
     def _run(self, asked: Any, cell: str) -> RankValues | None:
-        self._count += 1  # for a kernel without a history
-        name = f"cell {len(self.shell.user_ns['In']) - 1 or self._count}"
+        name = f"cell {self.shell.execution_count}"
         _refuse_what_is_not_python(cell, name)
-        given = {name: self._named(name) for name in _names(asked.send)}
-        pool, some = self._pool_for(asked)
+        sent = {name: self._named(name) for name in asked.send}
+        pool = self._pool_for(asked)
+        some = asked.only or list(range(pool.size))
         pool.timeout, pool.echo = asked.timeout, asked.echo
         watch = Watch() if asked.echo == "live" and hasattr(self.shell, "kernel") else None
         try:
-            answers = pool.run_on(some, run_cell, (cell, name, given), tick=watch)
+            answers = pool.run_on(some, run_cell, (cell, name, sent), tick=watch)
         finally:
             if watch is not None:
                 watch.close()
@@ -131,40 +131,40 @@ class RanksMagics(Magics):
         if pool.pids != self._prepared:
             self._prepared = pool.pids
             pool.ask(some, "prepare")
-        if wanted := _names(asked.bring):
-            self._bring(pool, some[0], wanted)
+        if asked.bring:
+            self._bring(pool, some[0], asked.bring)
         values = [None if answer is None else pickle.loads(answer) for answer in answers]
         return None if all(value is None for value in values) else RankValues(some, values)
 
-    def _pool_for(self, asked: Any) -> tuple[RankPool, list[int]]:
-        """The pool that a cell asks for, and the ranks that run it; a request that is refused ends no ranks."""
+    def _pool_for(self, asked: Any) -> RankPool:
+        """The pool that a cell asks for; a request that is refused ends no ranks."""
         n, backend, check = self._asked
-        if asked.backend and (
-            self.pool is None or asked.backend not in ("auto", self.pool.backend)
-        ):
+        running = self.pool.backend if self.pool is not None else ""
+        if asked.backend and not (running and asked.backend in ("auto", running)):
             backend = asked.backend
         wanted = (n if asked.n is None else asked.n, backend, check or asked.check)
         resolve(wanted[1], wanted[0])
         checked_timeout(asked.timeout)
-        some = _chosen(asked.only, wanted[0])
+        if not set(asked.only or ()) <= set(range(wanted[0])):
+            raise UsageError(f"%%ranks --only: the ranks are 0 to {wanted[0] - 1}")
         if self.pool is not None and wanted != self._asked:
-            had = self.pool.size if self.pool.pids else 0
+            ended = len(self.pool.pids)
             self.close()
-            if had:
-                print(f"{had} ranks ended, with all they held: {wanted[0]} new ones start"
-                      + (", with checks" if wanted[2] else "") + ".")
+            if ended:
+                checks = ", with checks" if wanted[2] else ""
+                print(f"{ended} ranks ended, with all they held: {wanted[0]} new ones start{checks}.")
         if self.pool is None:
             self.pool = ranks(wanted[0], backend=wanted[1], check=wanted[2])
         self._asked = wanted
-        return self.pool, some
+        return self.pool
 
     def _named(self, name: str) -> Any:
         if name not in self.shell.user_ns:
             raise UsageError(f"%%ranks --send {name}: the notebook has no such name")
         return self.shell.user_ns[name]
 
-    def _bring(self, pool: RankPool, rank: int, wanted: list[str]) -> None:
-        brought = pickle.loads(pool.run_on([rank], fetch, [wanted])[0])
+    def _bring(self, pool: RankPool, rank: int, wanted: Sequence[str]) -> None:
+        brought = pickle.loads(pool.run_on([rank], fetch, [list(wanted)])[0])
         self.shell.push(brought)
         if missing := [name for name in wanted if name not in brought]:
             raise UsageError(f"%%ranks --bring {missing[0]}: rank {rank} has no such name")
@@ -172,17 +172,11 @@ class RanksMagics(Magics):
     def complete(self, context: CompletionContext) -> SimpleMatcherResult:
         """Names and attributes as rank 0 knows them, inside a cell that begins with `%%ranks`."""
         matches: list[str] = []
-        if (
-            self.pool is not None
-            and context.full_text.lstrip().startswith("%%ranks")
-            and context.token
-        ):
+        on_ranks = context.full_text.lstrip().startswith("%%ranks")
+        if self.pool is not None and on_ranks and context.token:
             matches = self.pool.ask([0], "complete", context.token).get(0, [])
-        return {
-            "completions": [
-                SimpleCompletion(text=match.rstrip("("), type="name") for match in matches
-            ]
-        }
+        names = [match.rstrip("(") for match in matches]
+        return {"completions": [SimpleCompletion(text=name, type="name") for name in names]}
 
 
 class Watch:
@@ -245,23 +239,6 @@ def _refuse_what_is_not_python(cell: str, name: str) -> None:
         if any(line.lstrip().startswith(("%", "!")) for line in cell.splitlines()):
             text += "\nMagics and shell commands do not work on the ranks: only Python does."
         raise UsageError(text) from None
-
-
-def _names(listed: str | None) -> list[str]:
-    return [name.strip() for name in listed.split(",") if name.strip()] if listed else []
-
-
-def _chosen(only: str | None, size: int) -> list[int]:
-    if only is None:
-        return list(range(size))
-    try:
-        some = sorted({int(rank) for rank in _names(only)})
-    except ValueError:
-        raise UsageError(f"%%ranks --only {only}: expected ranks, such as 0,1") from None
-    wrong = [rank for rank in some if not 0 <= rank < size]
-    if wrong or not some:
-        raise UsageError(f"%%ranks --only {only}: the ranks are 0 to {size - 1}")
-    return some
 
 
 def load(shell: InteractiveShell) -> None:

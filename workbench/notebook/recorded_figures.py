@@ -16,6 +16,7 @@ from workbench.notebook.lessons.lesson import Lesson
 from workbench.pipeline.machine import gpus as gpus_here
 from workbench.pipeline.machine import machine, versions
 from workbench.recipe.files import json_of, reading, write_whole
+from workbench.recipe.wording import counted
 from workbench.tools.compatibility import results_dir
 
 RECORD = "WORKBENCH_RECORD"
@@ -32,9 +33,8 @@ class Figures:
     def table(self) -> Table:
         """A column for each key of the first row, and a note with the origin of the figures."""
         columns = list(self.rows[0]) if self.rows else []
-        return table(
-            self.name, columns, [[row.get(c, "") for c in columns] for row in self.rows], self.note
-        )
+        cells = [[row.get(column, "") for column in columns] for row in self.rows]
+        return table(self.name, columns, cells, self.note)
 
     def __repr__(self) -> str:
         return repr(self.table())
@@ -53,27 +53,17 @@ def on_gpus(
     """
     if gpus_here() >= gpus:
         rows = tuple(dict(row) for row in measure())
-        entry = {
-            "machine": machine(),
-            "versions": versions(),
-            "date": datetime.date.today().isoformat(),
-            "rows": rows,
-        }
+        date = datetime.date.today().isoformat()
+        entry = {"machine": machine(), "versions": versions(), "date": date, "rows": rows}
         if folder := os.environ.get(RECORD):
             _write(Path(folder) / f"{lesson.name}.json", name, entry)
         return Figures(name, rows, f"measured here, on {_where(entry)}")
     path = results_dir() / "course" / f"{lesson.name}.json"
     recorded = _read(path).get(name)
     if recorded is None:
-        return Figures(
-            name,
-            (),
-            f"not recorded yet, and {gpus} GPU{'s are' if gpus > 1 else ' is'} needed to measure "
-            f"it: workbench course --profile gpu --record DIR {lesson.name}",
-        )
-    return Figures(
-        name, tuple(recorded["rows"]), f"recorded on {_where(recorded)}, {recorded['date']}"
-    )
+        command = f"workbench course --profile gpu --record DIR {lesson.name}"
+        return Figures(name, (), f"not recorded yet, and measuring it needs {counted(gpus, 'GPU')}: {command}")
+    return Figures(name, tuple(recorded["rows"]), f"recorded on {_where(recorded)}, {recorded['date']}")
 
 
 def _where(entry: Mapping[str, Any]) -> str:
@@ -82,20 +72,12 @@ def _where(entry: Mapping[str, Any]) -> str:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    """The measurements of a file by name; none without the file."""
     with suppress(FileNotFoundError), reading(path, "recorded figures", "record them again"):
-        found = json_of(path.read_bytes())
-        for entry in found.values():
-            rows = entry["rows"]
-            if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-                raise ValueError("rows must be a list of tables")
-            if not entry["machine"]["gpus"]:
-                raise ValueError("the machine must have GPUs")
-            _where(entry), entry["date"]
-    return found
+        return dict(json_of(path.read_bytes()))
+    return {}
 
 
 def _write(path: Path, name: str, entry: Mapping[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    whole = {**_read(path), name: entry}
-    write_whole(path, json.dumps(whole, indent=2) + "\n")
+    write_whole(path, json.dumps({**_read(path), name: entry}, indent=2) + "\n")

@@ -18,14 +18,14 @@ from workbench.graph.capture import JointGraph
 from workbench.graph.partition import ForwardBackward
 from workbench.graph.read.simulated_run import StepTimeline
 from workbench.notebook import draw
-from workbench.notebook.draw.mesh import words
 from workbench.notebook.draw.timeline import runs_of
 from workbench.notebook.lessons.lesson import Lesson
 from workbench.notebook.moments.moment import Moment
 from workbench.notebook.moments.page import PageScript
 from workbench.notebook.views import GraphView, KernelView, MemoryView, PassStepper, TimelineView
 from workbench.notebook.views.controls import Controlled
-from workbench.notebook.views.placement import Placed
+from workbench.notebook.views.placement import Placed, words
+from workbench.passes.cudagraph import Replayed
 from workbench.pipeline.build import Built
 from workbench.pipeline.expert_load import ExpertLoad
 from workbench.pipeline.report import Report
@@ -37,7 +37,13 @@ from workbench.tools.what_if import Study
 from workbench.torch_api.garbage import uncollected
 from workbench.world.mesh import World
 
-VIEWS = ("graph", "passes", "timeline", "memory")
+VIEWS: dict[str, Any] = {
+    "graph": Built | JointGraph | ForwardBackward | GraphModule,
+    "passes": Built | PassRecord | Sequence,
+    "timeline": Built | JointGraph | GraphModule | ForwardBackward | PassRecord | StepTimeline | Mapping,
+    "memory": Built | JointGraph | GraphModule | ForwardBackward | PassRecord,
+}
+"""The pictures that can be asked for by name, and whose they are."""
 
 
 def show(
@@ -54,20 +60,19 @@ def show(
     """
     if view not in ("", *VIEWS):
         raise WorkbenchError(f"show(..., {view!r}): view must be one of {', '.join(VIEWS)}")
-    made = outputs(what, view, device, measured)
-    if not made:
+    shown = outputs(what, view, device, measured)
+    if not shown:
+        asked = f" for view {view!r}" if view else ""
         raise WorkbenchError(
-            f"{type(what).__name__} has no picture"
-            + (f" for view {view!r}" if view else "")
-            + ": show takes a recipe, world, graph, pass record, verdict, lesson, build, report, "
-            "experts' load, timeline run, what-if study or difference, or DTensor"
+            f"{type(what).__name__} has no picture{asked}: show takes a recipe, world, graph, pass record, verdict, "
+            "lesson, build, report, experts' load, timeline run, what-if study or difference, or DTensor"
         )
     from IPython.core.getipython import get_ipython
     from IPython.display import display
 
-    for i, output in enumerate(made):
+    for i, output in enumerate(shown):
         if isinstance(output, Controlled):
-            output.twins = _twins(output, made[:i])
+            output.twins = _twins(output, shown[:i])
         if get_ipython() is not None:
             display(output)
         elif not isinstance(output, Controlled | PageScript):
@@ -83,112 +88,91 @@ def _twins(view: Controlled, above: Sequence[Any]) -> int:
 def outputs(what: Any, view: str = "", device: str = "h100",
             measured: int | StepTimeline | None = None) -> list[Any]:
     """The outputs of `show`, in order; empty where there is nothing to draw."""
+    if view and not isinstance(what, VIEWS[view]):
+        return []
     if view in ("timeline", "memory"):
         return _clocked(what, view, device, measured)
-    if view == "graph" and isinstance(what, Built):
-        what = what.step.pair
-    having = {
-        "graph": JointGraph | ForwardBackward | GraphModule,
-        "passes": Built | PassRecord | Sequence,
-    }
-    if view and not isinstance(what, having[view]):
-        return []
+    if isinstance(what, Built):
+        return _built(what, view)
     if isinstance(what, Recipe | Report):
         return [draw.pipeline(what)]
-    if isinstance(what, Built):
-        placed = _placement(what.authored)
-        views = (
-            [draw.verdicts(what.records), PassStepper(what.records, placed)] if what.records else []
-        )
-        return views if view == "passes" else [draw.pipeline(what), *views]
     if isinstance(what, JointGraph):
-        return [
-            draw.graph(what.graph),
-            GraphView(
-                {"joint": what.graph}, placement=_placement(what.authored), title="joint graph"
-            ),
-        ]
+        placement = _placement(what.authored)
+        return [draw.graph(what.graph),
+                GraphView({"joint": what.graph}, placement=placement, title="joint graph")]
     if isinstance(what, ForwardBackward):
-        return [
-            *map(draw.graph, what.graphs),
-            GraphView(
-                what.by_part, placement=_placement(what.authored), title="forward and backward"
-            ),
-        ]
+        placement = _placement(what.authored)
+        return [*map(draw.graph, what.graphs),
+                GraphView(what.by_part, placement=placement, title="forward and backward")]
     if isinstance(what, GraphModule):
         return [draw.graph(what), GraphView(what)]
-    if isinstance(what, Training):
-        what = what.load
-    if isinstance(what, ExpertLoad):
-        return [draw.expert_load(what)]
     if isinstance(what, PassRecord):
         return _record(what)
     if isinstance(what, Sequence) and what and all(isinstance(each, PassRecord) for each in what):
         return [draw.verdicts(what), PassStepper(what)]
-    if isinstance(what, Difference):
-        return [draw.difference(what), draw.verdicts_of_both(what)]
     if isinstance(what, Study):
         return outputs(what.records) or [draw.graph(what.joint.graph)]
     if isinstance(what, Moment):
         return [what.picture(), what, PageScript()]
-    if isinstance(what, Verdict):
-        return [draw.table(what.check, ("outcome", "why"), [(str(what.outcome), what.message)])]
-    if isinstance(what, World):
-        rows = [(what.kind, what.size, what.rank, str(what.device))]
-        return [draw.table("world", ("kind", "ranks", "this rank", "device"), rows)]
-    if isinstance(what, Lesson):
-        return [draw.table(what.question, ("checkpoint", "what to do"), [(c.name, c.task) for c in what.checkpoints])]
-    if isinstance(what, DTensor):
-        return [draw.placements(what, "tensor")]
-    return []
+    if isinstance(what, Difference):
+        return [draw.difference(what)]
+    if isinstance(what, Training):
+        what = what.load
+    speaks = isinstance(what, World | Verdict | Lesson | ExpertLoad | DTensor)
+    return [what] if speaks else []
+
+
+def _built(built: Built, view: str) -> list[Any]:
+    if view == "graph":
+        return outputs(built.step.pair)
+    passes: list[Any] = []
+    if built.records:
+        stepper = PassStepper(built.records, _placement(built.authored))
+        passes = [draw.verdicts(built.records), stepper]
+    return passes if view else [draw.pipeline(built), *passes]
 
 
 def _record(record: PassRecord) -> list[Any]:
-    """A pass that returns no graph shows its kernels, or its CUDA graphs' inputs."""
+    """A pass that returns no graph shows its kernels, or what its CUDA graphs read."""
     if record.stage is Stage.REPLAY:
-        return [draw.replay(record)]
+        lines = [(body.facts.summary(),) for body in record.after if isinstance(body, Replayed)]
+        return [draw.table(record.name, ("CUDA graphs",), lines)] if lines else []
     if record.stage is Stage.LOWERING:
-        found = kernels_of(record.before, record.after)
-        return [draw.kernels(record), KernelView(found, record.name)]
-    return [draw.step(record), PassStepper([record], title=record.name)]
+        kernels = kernels_of(record.before, record.after)
+        view = KernelView(kernels, record.name)
+        return [draw.table(record.name, ("kernels",), [(graph.summary(),) for graph in kernels]), view]
+    changes = draw.changes(record)
+    return [changes, PassStepper([record], title=changes.title)]
 
 
 def _clocked(what: Any, view: str, device: str, measured: int | StepTimeline | None) -> list[Any]:
     if measured is not None and isinstance(measured, StepTimeline) != (view == "timeline"):
-        raise WorkbenchError(
-            f"show(..., {view!r}, measured=...) takes "
-            + (
-                "a StepTimeline, as measured(step, pair) returns it"
-                if view == "timeline"
-                else "a peak in bytes"
-            )
-        )
+        wanted = "a peak in bytes"
+        if view == "timeline":
+            wanted = "a StepTimeline, as measured(step, pair) returns it"
+        raise WorkbenchError(f"show(..., {view!r}, measured=...) takes {wanted}")
     known = None
     if isinstance(what, Built):
         known, what = what.known, what.step.pair
     if isinstance(what, JointGraph):
         what = what.graph
-    if view == "timeline" and isinstance(
-        what, GraphModule | ForwardBackward | PassRecord | StepTimeline | Mapping
-    ):
+    if view == "timeline":
         with uncollected():
             runs = runs_of(what, device, known)  # once for both
         if isinstance(measured, StepTimeline):
             runs["measured"] = measured
         return [draw.timeline(runs), TimelineView(runs), PageScript()]
-    if isinstance(what, GraphModule | ForwardBackward | PassRecord) and not isinstance(
-        measured, StepTimeline
-    ):
-        return [draw.memory(what, measured), MemoryView(what, measured), PageScript()]
-    return []
+    return [draw.memory(what, measured), MemoryView(what, measured), PageScript()]
 
 
 def _placement(authored: Authored) -> Placed:
     """A function from a parameter's or buffer's name to its placement in words."""
-    held = dict(authored.module.named_buffers()) | dict(authored.module.named_parameters())
+    tensors = dict(authored.module.named_buffers()) | dict(authored.module.named_parameters())
 
-    def said(name: str) -> str:
-        tensor = held.get(name)
-        return words(tensor) if isinstance(tensor, DTensor) else "whole on every rank" if tensor is not None else ""
+    def placement(name: str) -> str:
+        if name not in tensors:
+            return ""
+        tensor = tensors[name]
+        return words(tensor) if isinstance(tensor, DTensor) else "whole on every rank"
 
-    return said
+    return placement

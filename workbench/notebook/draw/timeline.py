@@ -1,4 +1,4 @@
-"""A step over time: compute and one lane for each process group, or CPU launches above the device's work."""
+"""A step over time: compute and one lane for each process group."""
 
 from __future__ import annotations
 
@@ -6,19 +6,16 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from torch.fx import GraphModule
 
 from workbench.checks.record import PassRecord
-from workbench.errors import WorkbenchError
 from workbench.graph.facts import Known
 from workbench.graph.partition import ForwardBackward
 from workbench.graph.read.cost import DeviceSpec, device_spec
 from workbench.graph.read.simulated_run import BEHIND_OTHERS, COMPUTE, HIDDEN, StepTimeline, simulated
-from workbench.notebook.draw.colors import BLUE, GREEN, GREY, INK, ORANGE, PAPER, PINK, RED, SKY, YELLOW
+from workbench.notebook.draw.colors import BLUE, GREEN, GREY, ORANGE, PAPER, PINK, RED, SKY, YELLOW
 from workbench.notebook.draw.graphs import by_title
-from workbench.notebook.draw.launch_bound import Pace
 from workbench.notebook.draw.picture import Picture, finish, panels
 from workbench.pipeline.gpu_communication import union
 from workbench.recipe.contracts import Stage
@@ -31,9 +28,7 @@ _COLORS = {COMPUTE: BLUE, "dp_shard": ORANGE, "dp_shard.gather": YELLOW, "tp": G
 FREE = HIDDEN, BEHIND_OTHERS
 _EDGE = "#8b0000"  # of an exposed collective: it must show on every lane's colour
 _WAITS: dict[str, Any] = {"facecolor": "#fbe3d4", "edgecolor": RED, "hatch": "////", "linewidth": 0}
-COUNTABLE = 60  # launches that are drawn one by one, with white edges; more of them are one bar
-What = (GraphModule | ForwardBackward | PassRecord | StepTimeline | Sequence[StepTimeline]
-        | Mapping[str, GraphModule] | Mapping[str, StepTimeline])
+What = GraphModule | ForwardBackward | PassRecord | StepTimeline | Mapping[str, StepTimeline]
 
 
 def simulated_as_run(
@@ -48,12 +43,10 @@ def simulated_as_run(
     The launches are as measured of the device; none are charged on a device without, or where `replayed` is None: not
     known.
     """
-    launch, view = (
-        (0.0, 0.0) if replayed is None else device_spec(device).launching_us(compiled=compiled)
-    )
-    return simulated(
-        graphs, device, fused=compiled, launch_us=launch, view_us=view, replayed=bool(replayed)
-    )
+    if replayed is None:
+        return simulated(graphs, device, fused=compiled)
+    launch, view = device_spec(device).launching_us(compiled=compiled)
+    return simulated(graphs, device, fused=compiled, launch_us=launch, view_us=view, replayed=replayed)
 
 
 def runs_of(
@@ -65,24 +58,13 @@ def runs_of(
     """
     if isinstance(what, StepTimeline):
         return {what.source: what}
-    if isinstance(what, GraphModule | ForwardBackward | PassRecord):
-        known = what.known if isinstance(what, PassRecord) else known or Known()
-        replayed = known.has_pass_of(Stage.REPLAY) if known.built else None
-        return {
-            title: simulated_as_run(
-                graphs, device, compiled=known.has_pass_of(Stage.LOWERING), replayed=replayed
-            )
-            for title, graphs in by_title(what, "step").items()
-        }
     if isinstance(what, Mapping):
-        if runs := {title: run for title, run in what.items() if isinstance(run, StepTimeline)}:
-            return runs
-        return {
-            "step": simulated(
-                {part: gm for part, gm in what.items() if isinstance(gm, GraphModule)}, device
-            )
-        }
-    return {f"{i}: {run.source}": run for i, run in enumerate(what, 1)}
+        return dict(what)
+    known = what.known if isinstance(what, PassRecord) else known or Known()
+    compiled = known.has_pass_of(Stage.LOWERING)
+    replayed = known.has_pass_of(Stage.REPLAY) if known.built else None
+    return {title: simulated_as_run(graphs, device, compiled=compiled, replayed=replayed)
+            for title, graphs in by_title(what, "step").items()}
 
 
 def timeline(what: What, device: str | DeviceSpec = "h100") -> Picture:
@@ -170,67 +152,3 @@ def _lines(title: str, run: StepTimeline) -> list[str]:
         )
         for lane, found in by_lane.items()
     ]
-
-
-def pace(paces: Mapping[str, Pace], *, one_scale: bool = True) -> Picture:
-    """A panel for each step, under its title: launches above, the device's work below; work before a part is grey.
-
-    Raises WorkbenchError without any step.
-    """
-    if not paces:
-        raise WorkbenchError(
-            'draw.pace: give one step or more, by title: {"node by node": paced(...)}'
-        )
-    figure, shown = panels(
-        9.6, 0.95 + (1.15 if one_scale else 1.35) * len(paces), len(paces), sharex=one_scale
-    )
-    end = 1.03 * max(found.step_us for found in paces.values())
-    lines = []
-    for axes, (title, found) in zip(shown, paces.items(), strict=True):
-        apart = 2 < found.launches <= COUNTABLE
-        started = (
-            [(begin, stop - begin) for begin, stop in found.started]
-            if apart
-            else bars(found.started)
-        )
-        axes.broken_barh(
-            started, (-0.38, 0.76), facecolor=ORANGE, edgecolor=PAPER, linewidth=0.6 if apart else 0
-        )
-        axes.broken_barh(
-            [(0, found.step_us)], (0.62, 0.76), facecolor=PAPER, edgecolor=GREY, linewidth=0.6
-        )
-        # an edge would fill the gaps; without snap, a bar thinner than a pixel is a paler one, and none is lost
-        for color, begin, stop in (
-            (GREY, 0, found.before_us),
-            (BLUE, found.before_us, found.step_us),
-        ):
-            own = [(max(since, begin), min(until, stop)) for since, until in found.worked
-                   if since < stop and until > begin]
-            axes.broken_barh(bars(own), (0.62, 0.76), facecolor=color, linewidth=0, snap=False)
-        axes.axvline(found.step_us, color=INK, linewidth=1.6)
-        axes.set_yticks([0, 1], ["CPU launches", "device"], fontsize=9)
-        axes.set(ylim=(1.5, -0.5), xlim=(0, end if one_scale else 1.03 * found.step_us))
-        axes.set_title(f"{title}: {found}", fontsize=9, loc="left", color=INK)
-        lines.append(f"{title}: {found}")
-    first = next(iter(paces.values()))
-    before = [Patch(color=GREY, label=f"work before the {first.what}")] if first.before_us else []
-    works = f"work of the {first.what}" if first.before_us else "the device works"
-    legend = [
-        Patch(color=ORANGE, label="the CPU launches"),
-        *before,
-        Patch(color=BLUE, label=works),
-        Patch(facecolor=PAPER, edgecolor=GREY, label="the device waits"),
-        Line2D([], [], color=INK, linewidth=1.6, label=f"end of the {first.what}"),
-    ]
-    figure.legend(
-        handles=legend, loc="outside upper right", ncols=len(legend), fontsize=8, frameon=False
-    )
-    for axes in shown if first.before_us else ():
-        axes.xaxis.set_major_formatter(lambda us, _: f"{us / 1e3:g}")
-    shown[-1].set_xlabel(f"{'ms' if first.before_us else 'µs'}, {first.source}", fontsize=9)
-    text = [f"pace of a {first.what}, {first.source}", *lines]
-    return finish(
-        figure,
-        "Launches of the CPU above the device's work, on one clock. " + "; ".join(lines) + ".",
-        "\n".join(text),
-    )

@@ -10,7 +10,7 @@ from pathlib import Path
 from workbench.errors import WorkbenchError
 from workbench.notebook.lessons.headless import notebooks_dir, page_of
 from workbench.notebook.lessons.lesson import Lesson, load_lesson
-from workbench.notebook.lessons.scores import Scores, load_scores
+from workbench.notebook.lessons.scores import load_scores, score_of
 from workbench.recipe.files import write_whole
 
 MARK = "workbench-site"
@@ -63,7 +63,7 @@ def write_site(
         for image in set(re.findall(r'<img[^>]* src="([\w.-]+)"', body)):
             write_whole(out / image, (path.parent / image).read_bytes())
         write_whole(out / f"{name}.html", _page(name.capitalize(), body))
-    write_whole(out / "index.html", _page("The course", _index(lessons, load_scores())))
+    write_whole(out / "index.html", _index(lessons))
     return out / "index.html"
 
 
@@ -127,25 +127,21 @@ def _html_of(markdown: str) -> str:
     )
 
 
-def _index(lessons: Sequence[Lesson], scores: Scores) -> str:
-    rows = []
+def _index(lessons: Sequence[Lesson]) -> str:
+    scores, rows = load_scores(), []
     for lesson in lessons:
-        known = scores.get(lesson.name, {})
-        passed = [
-            point.name
-            for point in lesson.checkpoints
-            if known.get(point.name, {}).get("score", 0.0) >= 1
-        ]
-        cells = (
-            f'<a href="{lesson.name}.html">{html.escape(lesson.title)}</a>',
-            html.escape(lesson.question),
-            f"{lesson.minutes}&nbsp;minutes",
-            f"{len(passed)} of {len(lesson.checkpoints)}",
-        )
-        rows.append("".join(f"<td>{cell}</td>" for cell in cells))
-    heads = "".join(
-        f"<th>{head}</th>" for head in ("lesson", "question", "time", "checkpoints passed")
-    )
+        passed = [point for point in lesson.checkpoints if score_of(scores, lesson.name, point.name) >= 1]
+        rows.append((f'<a href="{lesson.name}.html">{html.escape(lesson.title)}</a>', html.escape(lesson.question),
+                     f"{lesson.minutes}&nbsp;minutes", f"{len(passed)} of {len(lesson.checkpoints)}"))
     documents = _links((name.capitalize(), name) for name in DOCS)
-    lines = "".join(f"<tr>{row}</tr>" for row in rows)
-    return f"<h1>The course</h1><table><tr>{heads}</tr>{lines}</table>{documents}"
+    return page_of_rows("The course", ("lesson", "question", "time", "checkpoints passed"), rows, documents)
+
+
+def page_of_rows(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], below: str = "") -> str:
+    """A page with one table; cells are HTML."""
+    heads = "".join(f"<th>{column}</th>" for column in columns)
+    lines = []
+    for row in rows:
+        cells = "".join(f"<td>{cell}</td>" for cell in row)
+        lines.append(f"<tr>{cells}</tr>")
+    return _page(title, f"<h1>{title}</h1><table><tr>{heads}</tr>{''.join(lines)}</table>{below}")

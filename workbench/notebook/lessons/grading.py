@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import html
-import importlib
 import math
+import pkgutil
 from base64 import b64encode
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
@@ -16,7 +16,6 @@ from workbench.errors import WorkbenchError, no_exit
 
 Figures = tuple[tuple[str, float, float], ...]  # name, what the answer has, the most it may have
 Graded = tuple[float, str] | tuple[float, str, Figures]
-Grader = Callable[..., float | bool | Graded]
 LINE, LABEL, BAR, FILL = 26, 240, 360, "#7a8793"  # of the drawing, in pixels, and its bars
 
 
@@ -218,34 +217,6 @@ def close(answer: Any, *, truth: Any, within: float = 0.05) -> tuple[float, str]
     return score, f"not {answer!r}"
 
 
-def equal(answer: Any, *, truth: Any) -> tuple[float, str]:
-    """Asks for the exact truth; a wrong number still scores its closeness."""
-    return close(answer, truth=truth, within=0.0)
-
-
-def first_of(answer: Any, *, truth: str, order: Sequence[str]) -> tuple[float, str]:
-    """Asks for the first node whose value is wrong. order: the names of all nodes, as they run. A node is its name."""
-    name = str(getattr(answer, "name", answer)).strip()
-    if name not in order:
-        return 0.0, f"no node {name!r} in the graph"
-    if name == truth:
-        return 1.0, "right"
-    early = order.index(name) < order.index(truth)
-    return (
-        0.0,
-        f"the value of {name!r} is still right"
-        if early
-        else f"the first wrong value comes before {name!r}",
-    )
-
-
-def whole_sum(answer: Any, *, truth: Any) -> tuple[float, str]:
-    """Asks for the exact sum. The message tells a sum that lacks less than 1% from one that lacks more."""
-    score, message = exact(answer, truth=truth)
-    nearly = message == "too low" and closeness(answer, truth) > 0.99
-    return score, "almost: less than 1% is missing" if nearly else message
-
-
 def targets(answer: Mapping[str, float], *, at_most: Mapping[str, float],
             start: Mapping[str, float] | None = None) -> tuple[float, str, Figures]:
     """Asks that no figure of the reader's result exceeds its limit; a figure above it scores limit / figure.
@@ -275,34 +246,6 @@ def targets(answer: Mapping[str, float], *, at_most: Mapping[str, float],
     return score, "; ".join(missed) or "every target met", figures
 
 
-def calls_of(answer: Any, *, graph: Any, nodes: set[str]) -> tuple[float, str]:
-    """Asks for the kernel calls of a graph that compute any of the nodes, and for no other. graph: its `Kernels`.
-
-    The message names a kind of call that the answer lacks altogether.
-    """
-    numbers = {k.number for k in graph.kernels}
-    try:
-        chosen = {getattr(k, "number", k) for k in answer}
-    except TypeError:
-        chosen = {None}
-    if not chosen <= numbers:
-        return 0.0, f"give calls of the {graph.graph} graph, or their numbers"
-    wanted = {k.number for k in graph.kernels if nodes & {*k.nodes}}
-    other, missing = len(chosen - wanted), len(wanted - chosen)
-    stray = f"{other} of your {len(chosen)} calls are not of it"
-    kinds = {k.number: k.kind for k in graph.kernels}
-    lacks = {kinds[n] for n in wanted} - {kinds[n] for n in chosen & wanted}
-    none_of = (
-        f", among them every {' and every '.join(sorted(lacks))} call"
-        if lacks and chosen & wanted
-        else ""
-    )
-    parts = [
-        text for count, text in ((other, stray), (missing, f"{missing} missing{none_of}")) if count
-    ]
-    return len(chosen & wanted) / max(1, len(chosen | wanted)), "; ".join(parts) or "right"
-
-
 def by_cases(
     answer: Any, cases: Iterable[tuple[str, Any]], problem: Callable[[Any, Any], str], simplest: str
 ) -> tuple[float, str]:
@@ -322,26 +265,16 @@ def by_cases(
     return score, "right" if first is None else f"wrong with {first[0]}: {first[1]}"
 
 
-GRADERS: dict[str, Grader] = {
-    each.__name__: each for each in (close, equal, exact, first_of, targets, whole_sum)
-}
-"""`(answer, **context) -> score | (score, message[, figures])` by the names that lessons use."""
-
-
 def grade(check: str, answer: Any, context: Mapping[str, Any]) -> tuple[float, str, Figures]:
-    """Run a grader by its name or "module:function". Raises WorkbenchError where there is none."""
-    grader = GRADERS.get(check)
-    if grader is None and ":" in check:
-        module, function = check.split(":")
-        try:
-            grader = getattr(importlib.import_module(module), function)
-        except (ImportError, AttributeError) as exc:
-            raise WorkbenchError(f"check {check!r}: {exc}") from None
-    if grader is None:
-        raise WorkbenchError(
-            f"no check {check!r}: one of {', '.join(GRADERS)}, or workbench_lessons.module:function"
-        )
+    """Run a grader: close, exact, targets, or "module:function". Raises WorkbenchError where there is none.
+
+    A grader is `(answer, **context) -> (score, message)`, or `(score, message, figures)`.
+    """
+    try:
+        grader = pkgutil.resolve_name(check if ":" in check else f"{__name__}:{check}")
+    except (ImportError, AttributeError) as error:
+        graders = "close, exact, targets, or workbench_lessons.module:function"
+        raise WorkbenchError(f"check {check!r}: {error}: give one of {graders}") from None
     with no_exit():
-        result = grader(answer, **context)
-    given = result if isinstance(result, tuple) else (result, "right" if result >= 1 else "not yet")
-    return min(max(float(given[0]), 0.0), 1.0), given[1], given[2] if len(given) > 2 else ()
+        score, message, *figures = grader(answer, **context)
+    return min(max(float(score), 0.0), 1.0), message, figures[0] if figures else ()

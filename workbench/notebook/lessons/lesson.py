@@ -5,12 +5,9 @@ Read by the same strict loader as recipes. No torch here.
 
 from __future__ import annotations
 
-import ast
-import contextlib
 import json
-import math
 import os
-import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
@@ -18,7 +15,7 @@ from pydantic import Field, PositiveInt, PrivateAttr, create_model, model_valida
 
 from workbench.notebook.lessons.grading import CheckResult, Prediction, grade
 from workbench.notebook.lessons.scores import keep_score
-from workbench.recipe.recipe import recipe_json_schema, recipe_names
+from workbench.recipe.recipe import recipe_json_schema
 from workbench.recipe.strict_toml import (
     DeclarationError,
     Declared,
@@ -27,11 +24,9 @@ from workbench.recipe.strict_toml import (
     files_in,
     find_file,
     read_toml,
-    shown,
     suggestion,
 )
 
-_NEEDS = {"cpu": "a CPU is enough", "gpu": "one GPU", "multi_gpu": "several GPUs"}
 _TYPES: dict[str, type] = {"int": int, "float": float, "str": str, "bool": bool}
 
 
@@ -49,34 +44,14 @@ class Parameter(Declared):
     max: float | None = None
     choices: tuple[int | float | str, ...] = ()
 
-    def problem(self, value: Any) -> str:
-        """Why a value is not allowed, or ""."""
-        words = {
-            "int": "a whole number",
-            "float": "a number",
-            "str": "text",
-            "bool": "true or false",
-        }
-        kind = _TYPES[self.type]
-        right = isinstance(value, (int, float) if kind is float else kind)
-        if not right or (isinstance(value, bool) and kind is not bool):
-            return f"expected {words[self.type]}, got {shown(value)}"
-        if kind is float and not math.isfinite(value):
-            return f"expected a finite number, got {value}"
-        if self.choices and value not in self.choices:
-            return f"must be one of {', '.join(map(str, self.choices))}, got {value}"
-        if (self.min is not None and value < self.min) or (
-            self.max is not None and value > self.max
-        ):
-            if self.max is None:
-                return f"must be at least {self.min:g}, got {value}"
-            low = "at most" if self.min is None else f"from {self.min:g} to"
-            return f"must be {low} {self.max:g}, got {value}"
-        return ""
+    def field(self) -> tuple[Any, Any]:
+        """What pydantic checks of a value, and the default."""
+        kind: Any = Literal[self.choices] if self.choices else _TYPES[self.type]
+        return kind, Field(self.default, ge=self.min, le=self.max)
 
 
 class Checkpoint(Declared):
-    """A graded task. `check` names a grader of `grading.GRADERS`, or "workbench_lessons.module:function"."""
+    """A graded task. `check` is close, exact or targets, or "workbench_lessons.module:function"."""
 
     name: str = Field(min_length=1)
     task: str = Field(min_length=1)
@@ -125,9 +100,6 @@ class Lesson(Declared):
     learn: tuple[str, ...] = Field(min_length=1)
     need: tuple[str, ...] = Field((), description="what the reader should know already")
     minutes: PositiveInt
-    needs: Literal["cpu", "gpu", "multi_gpu"] = "cpu"
-    prerequisites: tuple[str, ...] = Field((), description="names of lessons")
-    recipe: str = "llama3"
     parameters: dict[str, Parameter] = Field(default_factory=dict)
     profiles: dict[Literal["small"], dict[str, int | float | str | bool]] = Field(
         default_factory=dict, description="values of parameters; small is the smallest run")
@@ -139,44 +111,25 @@ class Lesson(Declared):
     _attempts: dict[str, int] = PrivateAttr(default_factory=dict)
     _guesses: dict[str, Prediction] = PrivateAttr(default_factory=dict)
 
+    def model(self) -> type[Declared]:
+        """What checks values of the parameters: one field each."""
+        fields: Any = {name: parameter.field() for name, parameter in self.parameters.items()}
+        return create_model("Parameters", __base__=Declared, **fields)
+
     @model_validator(mode="after")
     def _rules(self) -> Self:
-        problems = [
-            Problem(f"parameters.{name}.default", problem)
-            for name, p in self.parameters.items() if (problem := p.problem(p.default))
-        ]
+        model = self.model()
+        defaults = {name: parameter.default for name, parameter in self.parameters.items()}
+        problems = check(model, defaults, "parameters")[1]
         for profile, values in self.profiles.items():
-            problems += [
-                Problem(f"profiles.{profile}.{name}", problem)
-                for name, value in values.items()
-                if (problem := self._misfit(name, value))
-            ]
-        for where, named in (
-            ("checkpoints", self.checkpoints),
-            ("questions", self.questions),
-            ("museum", self.museum),
-        ):
-            names = [each.name for each in named]
-            problems += [Problem(where, f"{n!r} occurs twice: give each its own name")
-                         for n in sorted({n for n in names if names.count(n) > 1})]
-        if self.recipe not in recipe_names():
-            problems.append(
-                Problem(
-                    "recipe", f"no recipe {self.recipe!r}" + suggestion(self.recipe, recipe_names())
-                )
-            )
+            problems += check(model, values, f"profiles.{profile}")[1]
+        for where in ("checkpoints", "questions", "museum"):
+            names = [entry.name for entry in getattr(self, where)]
+            problems += [Problem(where, f"{name!r} occurs twice: give each its own name")
+                         for name, count in Counter(names).items() if count > 1]
         if problems:
             raise LessonError(f"lesson {self.name!r}", problems)
         return self
-
-    def _misfit(self, name: str, value: Any) -> str:
-        """Why this value is not allowed for the parameter, or ""."""
-        known = self.parameters.get(name)
-        return (
-            known.problem(value)
-            if known
-            else "unknown parameter" + suggestion(name, self.parameters)
-        )
 
     def predict(self, name: str, guess: Any = None) -> Prediction:
         """Record the reader's guess before the answer is shown; score it with `.score(truth)`.
@@ -223,56 +176,26 @@ class Lesson(Declared):
             raise LessonError(f"lesson {self.name!r}", [problem])
         return found[name]
 
-    @property
-    def needed(self) -> str:
-        """The machine that the lesson needs, in words."""
-        return _NEEDS[self.needs]
-
     def __repr__(self) -> str:
         return f"Lesson {self.name}: {self.title}"
 
     def _repr_markdown_(self) -> str:
-        lines = [f"## {self.title}", f"**{self.question}**", self.about,
-                 f"*{self.minutes} minutes, {self.needed}"
-                 + (f", after {', '.join(self.prerequisites)}" if self.prerequisites else "") + "*",
-                 "You will learn:\n" + "\n".join(f"- {x}" for x in self.learn)]
-        if self.need:
-            lines.append("You need:\n" + "\n".join(f"- {x}" for x in self.need))
+        lines = [f"## {self.title}", f"**{self.question}**", self.about, f"*{self.minutes} minutes*"]
+        for title, entries in (("You will learn", self.learn), ("You need", self.need)):
+            if entries:
+                lines.append("\n".join([f"{title}:", *(f"- {entry}" for entry in entries)]))
         return "\n\n".join(lines)
-
-
-class Values(Declared):
-    """A lesson's checked parameters: one attribute each."""
 
 
 def parameters(lesson: Lesson, **values: Any) -> Any:
     """The checked values of the notebook's parameters cell, one attribute each; absent ones take the default.
 
-    Raises LessonError with all problems: undeclared names, wrong types, values out of range. Names that papermill set
-    in this notebook must be declared, too.
+    Raises LessonError with all problems: undeclared names, wrong types, values out of range.
     """
-    injected = {name: None for name in _injected() if name not in lesson.parameters}
-    problems = [
-        Problem(f"parameters.{name}", message)
-        for name, value in (injected | values).items()
-        if (message := lesson._misfit(name, value))
-    ]
+    checked, problems = check(lesson.model(), values, "parameters")
     if problems:
         raise LessonError(f"lesson {lesson.name!r}", problems)
-    full = {name: values.get(name, p.default) for name, p in lesson.parameters.items()}
-    fields: dict[str, Any] = {name: (_TYPES[p.type], ...) for name, p in lesson.parameters.items()}
-    return create_model("Parameters", __base__=Values, **fields)(**full)
-
-
-def _injected() -> list[str]:
-    """The names in the cell that papermill inserts after the notebook's parameters."""
-    for cell in getattr(sys.modules["__main__"], "In", ()):
-        if cell.startswith("# Parameters\n"):
-            with contextlib.suppress(SyntaxError):
-                body = ast.parse(cell).body
-                return [node.targets[0].id for node in body
-                        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)]
-    return []
+    return checked
 
 
 def lessons_dir() -> Path:

@@ -53,6 +53,11 @@ def load_scores(path: Path | None = None) -> Scores:
     return found
 
 
+def score_of(scores: Scores, lesson: str, checkpoint: str) -> float:
+    """The best score of a checkpoint; 0 where it was not tried."""
+    return scores.get(lesson, {}).get(checkpoint, {}).get("score", 0.0)
+
+
 def keep_score(lesson: str, checkpoint: str, score: float) -> None:
     """Store a score if it is the best so far. Warns where the file cannot be written."""
     with _changing() as scores:

@@ -10,7 +10,7 @@ from typing import Any
 
 import anywidget
 import traitlets
-from ipywidgets import Button, HBox, Layout, VBox, Widget, widget_serialization
+from ipywidgets import Button, FloatRangeSlider, HBox, Layout, VBox, Widget, widget_serialization
 
 STATIC = Path(__file__).parent / "static"
 CONTROL = {"width": "auto", "max_width": "340px"}
@@ -91,6 +91,17 @@ class OwnData(Controlled):
 
     def __init__(self, kind: str, title: str, data: Any, **traits: Any):
         super().__init__(kind=kind, title=title, data=packed(data), **traits)
+
+
+class Zoomed(OwnData):
+    """A plot from 0 to an end, to zoom into. `window`: from where to where is shown."""
+
+    window = traitlets.Tuple(traitlets.Float(), traitlets.Float(), default_value=(0.0, 0.0)).tag(sync=True)
+
+    def zoom(self, end: float, **slider: Any) -> None:
+        """Show all, with a slider for the window."""
+        self.window = (0.0, end)
+        self.add(self.link("window", FloatRangeSlider(max=end, step=end / 1000, **slider)))
 
 
 def packed(data: Any) -> str:

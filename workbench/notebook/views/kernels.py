@@ -7,7 +7,6 @@ from typing import Any
 
 import traitlets
 from ipywidgets import Dropdown, Text
-from pydantic import NonNegativeInt
 
 from workbench.errors import WorkbenchError
 from workbench.graph.read.kernels import Kernels
@@ -27,13 +26,8 @@ class KernelView(View):
     def __init__(self, found: Sequence[Kernels], title: str = "kernels"):
         self._found = {each.graph: each for each in found if each.kernels}
         if not self._found:
-            raise WorkbenchError(
-                "no kernel was seen: "
-                + (
-                    "; ".join(m for each in found for m in each.missing)
-                    or "Inductor compiled nothing here"
-                )
-            )
+            missing = [reason for graph in found for reason in graph.missing]
+            raise WorkbenchError(f"no kernel was seen: {'; '.join(missing) or 'Inductor compiled nothing here'}")
         super().__init__("kernels", title)
         self.graph = next(iter(self._found))
         self.add(self.link("graph", Dropdown(options=list(self._found), description="graph")),
@@ -44,9 +38,7 @@ class KernelView(View):
                             "calls": [(k.name, k.kind, k.nodes) for k in each.kernels]}
                            for name, each in self._found.items()]}
 
-    def on_kernel(self, graph: str, number: NonNegativeInt) -> dict[str, Any]:
-        if number >= len(self._found[graph].kernels):
-            raise KeyError(f"call {number}")
+    def on_kernel(self, graph: str, number: int) -> dict[str, Any]:
         kernel = self._found[graph].kernels[number]
         rows = [("kind", kernel.kind), ("nodes", ", ".join(kernel.nodes) or "none of the graph's"),
                 ("modules", ", ".join(kernel.modules)), ("source lines", ", ".join(kernel.places))]

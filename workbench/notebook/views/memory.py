@@ -4,28 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-import traitlets
-from ipywidgets import FloatRangeSlider
 from torch.fx import GraphModule
 
 from workbench.checks.record import PassRecord
 from workbench.graph.partition import ForwardBackward
 from workbench.notebook.draw.memory import CURVES, Live, begins, live_of
-from workbench.notebook.views.controls import OwnData
+from workbench.notebook.views.controls import Zoomed
 from workbench.torch_api.garbage import uncollected
 
 POINTS = 3000
 
 
-class MemoryView(OwnData):
-    """Estimated bytes alive in node order; of a pass's record, before and after it.
-
-    `window`: from where to where is shown.
-    """
-
-    window = traitlets.Tuple(traitlets.Float(), traitlets.Float(), default_value=(0.0, 0.0)).tag(
-        sync=True
-    )
+class MemoryView(Zoomed):
+    """Estimated bytes alive in node order; of a pass's record, before and after it."""
 
     @uncollected()
     def __init__(
@@ -40,11 +31,7 @@ class MemoryView(OwnData):
             "measured": measured, "curves": [curve(*each) for each in lives.items()], "colors": CURVES[-len(lives):],
             "begins": begins(lives), "holders": top.holders})
         end = float(max(len(live.curve) for live in lives.values()))
-        self.window = (0.0, end)
-        slider = FloatRangeSlider(
-            max=end, step=end / 1000, description="nodes", readout_format=".0f"
-        )
-        self.add(self.link("window", slider))
+        self.zoom(end, description="nodes", readout_format=".0f")
 
 
 def curve(title: str, live: Live) -> dict[str, Any]:

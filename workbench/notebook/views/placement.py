@@ -7,15 +7,16 @@ a collective, directly or through views and copies, must be sharded, replicated 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
+from torch.distributed.tensor import DTensor, Placement
 from torch.fx import Node
 
 from workbench.graph.facts import GraphFacts, facts_of
 from workbench.graph.read.collectives import Groups
 from workbench.graph.read.nodes import kind_of
-from workbench.torch_api.aot import gradient_of, is_tangent, parameter_of
+from workbench.torch_api.aot import gradient_of, parameter_of
 from workbench.torch_api.ops import aliased_inputs, argument, collective_kind, group_name_of, tensor_bytes
 
 CUT, WHOLE = "each rank holds its own part", "every rank holds the same"
@@ -24,6 +25,20 @@ _AFTER = {"all_gather": WHOLE, "all_reduce": WHOLE, "broadcast": WHOLE, "reduce_
 _CARRIES = ("view", "wait", "copy")
 
 Placed = Callable[[str], str]
+
+
+def words(tensor: DTensor, placements: Sequence[Placement] | None = None) -> str:
+    """The placements in words, such as "dp_shard cuts dim 0, tp cuts dim 0"."""
+    parts = []
+    axes = tensor.device_mesh.mesh_dim_names or map(str, range(tensor.device_mesh.ndim))
+    for axis, placement in zip(axes, placements or tensor.placements, strict=True):
+        if placement.is_partial():
+            parts.append(f"{axis} holds partial sums")
+        elif placement.is_replicate():
+            parts.append(f"{axis} replicates it")
+        else:
+            parts.append(f"{axis} cuts dim {placement.dim}")  # type: ignore[attr-defined]
+    return ", ".join(parts)
 
 
 def placement_of(node: Node, parameter: Placed | None = None) -> str:
@@ -45,7 +60,8 @@ def placement_of(node: Node, parameter: Placed | None = None) -> str:
     if says and rest:
         says.append(f"{', '.join(rest)}: unknown, no collective beside it says")
     if not says:
-        says.append(f"unknown: {_why(node, bool(axes))}")
+        why = "no collective beside it says what the other ranks hold" if axes else "the graph names no mesh axis"
+        says = [f"unknown: {why}"]
     gradients = [f"gradient of {name}" for name in gradients_of(node)]
     return "; ".join([*gradients, *says])
 
@@ -59,15 +75,6 @@ def gradients_of(node: Node) -> list[str]:
             names += [name for value, desc in zip(values, descriptors, strict=True)
                       if value is node and (name := gradient_of(desc))]
     return names
-
-
-def _why(node: Node, meshed: bool) -> str:
-    if not meshed:
-        return "the graph names no mesh axis"
-    if node.op == "placeholder":
-        what = "a tangent" if is_tangent(node) else "an input"
-        return f"{what}, a plain tensor of this rank; its descriptor names no placement"
-    return "a tensor of this rank, and no collective beside it says what the other ranks hold"
 
 
 def _groups(node: Node) -> Groups:
@@ -92,9 +99,8 @@ def _may_pick(view: Node, axis: str) -> bool:
     value, whole = view.meta.get("val"), source.meta.get("val")
     if view.target is operator.getitem and isinstance(whole, list | tuple):
         groups = _groups(view)
-        return len(whole) <= max(
-            (groups.size(n) for n in groups.names() if groups.axis(n) == axis), default=len(whole)
-        )
+        sizes = [groups.size(name) for name in groups.names() if groups.axis(name) == axis]
+        return len(whole) <= max(sizes, default=len(whole))
     return tensor_bytes(value) < tensor_bytes(whole)
 
 
@@ -105,21 +111,12 @@ def _leaving(node: Node) -> dict[str, str]:
     if kind := collective_kind(node.target):
         return {_axis(node): _AFTER[kind]}
     if aliased := aliased_inputs(node):
-        return {
-            axis: what
-            for axis, what in _leaving(aliased[0]).items()
-            if what != WHOLE or not _may_pick(node, axis)
-        }
+        return {axis: what for axis, what in _leaving(aliased[0]).items()
+                if what != WHOLE or not _may_pick(node, axis)}
     sources = node.all_input_nodes if kind_of(node) == "copy" else []
-    lists = {source.args[0] for source in sources if source.target is operator.getitem}
-    if len(lists) == 1 and len(sources) == len(next(iter(lists)).meta.get("val") or ()):  # type: ignore[union-attr]
-        sources = list(lists)  # type: ignore[arg-type]  # all items of a split, joined in another order
     first, *others = [_leaving(source) for source in sources] or [{}]
-    return {
-        axis: what
-        for axis, what in first.items()
-        if all(other.get(axis) == what for other in others)
-    }
+    return {axis: what for axis, what in first.items()
+            if all(other.get(axis) == what for other in others)}
 
 
 def _entering(node: Node) -> dict[str, str]:

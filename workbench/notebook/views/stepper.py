@@ -8,7 +8,6 @@ from typing import Any
 
 import traitlets
 from ipywidgets import Dropdown, IntSlider
-from pydantic import NonNegativeInt
 from torch.fx import GraphModule
 
 from workbench.checks.record import PassRecord
@@ -47,37 +46,16 @@ class PassStepper(GraphView):
             raise WorkbenchError("no pass has run: there is nothing to step through")
         super().__init__({}, records, placement, title)
         self.kind, self.part = "stepper", records[0].parts[0]
-        verdicts = [[v.outcome for v in record.verdicts] for record in records]
-        first = {
-            f"first {outcome}": i
-            for i, found in reversed([*enumerate(verdicts)])
-            for outcome in found
-        }
-        jump = Dropdown(options=[("first step with", -1), *first.items()])
-        jump.observe(self._jump, "value")
         parts = self.link("part", Dropdown(options=records[0].parts, description="graph"))
         self.observe(lambda change: setattr(parts, "options", self._parts(change.new)), "step")
         self.add(
             self.link("step", IntSlider(max=len(records) - 1, description="pass", readout=False)),
             parts,
-            jump,
             self.link("around", Dropdown(options=[1, 4, 16], description="lines around")),
         )
 
     def _parts(self, step: int) -> list[str]:
         return list(self._at(step, "")[0].parts)
-
-    def _jump(self, change: Any) -> None:
-        if change.new >= 0:
-            self.step = change.new
-
-    @traitlets.validate("step")
-    def _known(self, proposal: Any) -> int:
-        if proposal.value not in range(len(self._records)):
-            raise WorkbenchError(
-                f"step {proposal.value}: the passes are numbered from 0 to {len(self._records) - 1}"
-            )
-        return int(proposal.value)
 
     def on_first(self, step: int, part: str) -> dict[str, Any]:
         """The first contents of a step in one answer, which the page prefetches and caches."""
@@ -94,8 +72,6 @@ class PassStepper(GraphView):
         return self._trees[key]
 
     def _at(self, step: int, part: str) -> tuple[PassRecord, int]:
-        if type(step) is not int or step not in range(len(self._records)):
-            raise KeyError(f"step {step}")
         record = self._records[step]
         return record, record.parts.index(part) if part in record.parts else 0
 
@@ -113,29 +89,22 @@ class PassStepper(GraphView):
         record, which = self._at(step, part)
         before, after = record.before[which], record.after[which]
         if not isinstance(before, GraphModule) or not isinstance(after, GraphModule):
-            return {
-                "summary": f"{record.name} leaves a callable and no graph: here is the graph that it took",
-                "rows": [],
-            }
+            summary = f"{record.name} leaves a callable and no graph: here is the graph that it took"
+            return {"summary": summary, "rows": []}
         old, new = _operators(before), _operators(after)
         changed = {op: (old[op], new[op]) for op in old | new if old[op] != new[op]}
         rows = sorted(changed.items(), key=lambda item: -abs(item[1][1] - item[1][0]))[:ROWS]
-        tags = len(record.tagged()[which])
-        said = record.diffs()[which].summary + (
-            f", {tags:,} tagged for the partitioner" if tags else ""
-        )
+        said = record.diffs()[which].summary
+        if tags := len(record.tagged()[which]):
+            said += f", {tags:,} tagged for the partitioner"
         return {"summary": f"{old.total():,} operators before, {new.total():,} after: {said}",
                 "rows": [(op, str(a), str(b)) for op, (a, b) in rows]}
 
-    def on_hunks(self, step: int, part: str, context: NonNegativeInt) -> dict[str, Any]:
+    def on_hunks(self, step: int, part: str, context: int) -> dict[str, Any]:
         record, which = self._at(step, part)
         diffs = record.diffs()
         hunks = diffs[which].hunks(context) if diffs else []
-        why = (
-            "no line of the graph changed"
-            if diffs
-            else "it leaves no graph whose lines could be compared"
-        )
+        why = "no line of the graph changed" if diffs else "it leaves no graph with lines to compare"
         said = with_axes(record)
         shown = [[(mark, said(line)) for mark, line in hunk] for hunk in hunks[:HUNKS]]
         return {"hunks": shown, "left": max(0, len(hunks) - HUNKS), "why": why}

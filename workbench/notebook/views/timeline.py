@@ -4,25 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import traitlets
-from ipywidgets import FloatRangeSlider
-
 from workbench.graph.read.cost import DeviceSpec
 from workbench.graph.read.simulated_run import COMPUTE, Span, StepTimeline
 from workbench.notebook.draw.timeline import FREE, What, lane_colors, runs_of
-from workbench.notebook.views.controls import OwnData
+from workbench.notebook.views.controls import Zoomed
 from workbench.torch_api.garbage import uncollected
 
 
-class TimelineView(OwnData):
-    """Compute and each process group on a lane of its own; of a pass's record, before and after it.
-
-    `window`: from where to where is shown.
-    """
-
-    window = traitlets.Tuple(traitlets.Float(), traitlets.Float(), default_value=(0.0, 0.0)).tag(
-        sync=True
-    )
+class TimelineView(Zoomed):
+    """Compute and each process group on a lane of its own; of a pass's record, before and after it."""
 
     @uncollected()
     def __init__(self, what: What, device: str | DeviceSpec = "h100", title: str = "timeline"):
@@ -31,9 +21,7 @@ class TimelineView(OwnData):
             "runs": [_drawn(name, run) for name, run in runs.items()],
             "colors": lane_colors(lane for run in runs.values() for lane in run.lanes)})
         end = max(run.total_ms for run in runs.values()) or 1.0
-        self.window = (0.0, end)
-        slider = FloatRangeSlider(max=end, step=end / 1000, description="ms", readout_format=".3f")
-        self.add(self.link("window", slider))
+        self.zoom(end, description="ms", readout_format=".3f")
 
 
 def _drawn(title: str, run: StepTimeline) -> dict[str, Any]:

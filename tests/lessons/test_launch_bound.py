@@ -10,8 +10,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from workbench.errors import WorkbenchError
 from workbench.graph.read.replay import count_launches
 from workbench.graph.read.simulated_run import simulated
-from workbench.notebook.draw.launch_bound import paced
 from workbench.torch_api.devices.profile import device_spec
+from workbench_lessons.l08_replay_with_cudagraphs.launch_bound import paced
 
 
 def graph(size: int, products: int = 4) -> fx.GraphModule:

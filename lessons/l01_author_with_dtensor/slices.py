@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor, Placement, Shard
 from workbench.authoring.layout import part_bounds
 from workbench.notebook.draw.colors import INK, PAPER, RANK_COLORS
 from workbench.notebook.draw.picture import Picture, finish, new_figure
+from workbench.notebook.views.placement import words
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -50,18 +51,6 @@ def _dim(placement: Placement) -> int | None:
 
 def _factor(placement: Placement) -> int:
     return 1 if type(placement) is Shard else int(getattr(placement, "split_factor", 1))
-
-
-def words(tensor: DTensor, placements: Sequence[Placement] | None = None) -> str:
-    """The placements in words, such as "dp_shard cuts dim 0, tp cuts dim 0"."""
-    mesh = tensor.device_mesh
-    said = []
-    axes = mesh.mesh_dim_names or map(str, range(mesh.ndim))
-    for axis, placement in zip(axes, placements or tensor.placements, strict=True):
-        dim = _dim(placement)
-        whole = "holds partial sums" if placement.is_partial() else "replicates it"
-        said.append(f"{axis} {whole if dim is None else f'cuts dim {dim}'}")
-    return ", ".join(said)
 
 
 def placements(tensor: DTensor, name: str = "parameter") -> Picture:

@@ -5,14 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 from torch.fx import GraphModule
 
 from workbench.errors import WorkbenchError
 from workbench.graph.read.cost import DeviceSpec, device_spec
 from workbench.graph.read.simulated_run import launches_of, simulated
 from workbench.graph.read.timeline import costs_of
+from workbench.notebook.draw.colors import BLUE, GREY, INK, ORANGE, PAPER
+from workbench.notebook.draw.picture import Picture, finish, panels
+from workbench.notebook.draw.timeline import bars
 from workbench.recipe.wording import counted
 
+COUNTABLE = 60  # launches that are drawn one by one, with white edges; more of them are one bar
 Spans = tuple[tuple[float, float], ...]
 
 
@@ -96,4 +102,68 @@ def paced(
         run.total_ms * 1e3,
         tuple((i * launch_us, (i + 1) * launch_us) for i in range(count)),
         tuple(sorted((1e3 * span.begin, 1e3 * span.end) for span in run.spans)),
+    )
+
+
+def draw_pace(paces: Mapping[str, Pace], *, one_scale: bool = True) -> Picture:
+    """A panel for each step, under its title: launches above, the device's work below; work before a part is grey.
+
+    Raises WorkbenchError without any step.
+    """
+    if not paces:
+        raise WorkbenchError(
+            'draw_pace: give one step or more, by title: {"node by node": paced(...)}'
+        )
+    figure, shown = panels(
+        9.6, 0.95 + (1.15 if one_scale else 1.35) * len(paces), len(paces), sharex=one_scale
+    )
+    end = 1.03 * max(found.step_us for found in paces.values())
+    lines = []
+    for axes, (title, found) in zip(shown, paces.items(), strict=True):
+        apart = 2 < found.launches <= COUNTABLE
+        started = (
+            [(begin, stop - begin) for begin, stop in found.started]
+            if apart
+            else bars(found.started)
+        )
+        axes.broken_barh(
+            started, (-0.38, 0.76), facecolor=ORANGE, edgecolor=PAPER, linewidth=0.6 if apart else 0
+        )
+        axes.broken_barh(
+            [(0, found.step_us)], (0.62, 0.76), facecolor=PAPER, edgecolor=GREY, linewidth=0.6
+        )
+        # an edge would fill the gaps; without snap, a bar thinner than a pixel is a paler one, and none is lost
+        for color, begin, stop in (
+            (GREY, 0, found.before_us),
+            (BLUE, found.before_us, found.step_us),
+        ):
+            own = [(max(since, begin), min(until, stop)) for since, until in found.worked
+                   if since < stop and until > begin]
+            axes.broken_barh(bars(own), (0.62, 0.76), facecolor=color, linewidth=0, snap=False)
+        axes.axvline(found.step_us, color=INK, linewidth=1.6)
+        axes.set_yticks([0, 1], ["CPU launches", "device"], fontsize=9)
+        axes.set(ylim=(1.5, -0.5), xlim=(0, end if one_scale else 1.03 * found.step_us))
+        axes.set_title(f"{title}: {found}", fontsize=9, loc="left", color=INK)
+        lines.append(f"{title}: {found}")
+    first = next(iter(paces.values()))
+    before = [Patch(color=GREY, label=f"work before the {first.what}")] if first.before_us else []
+    works = f"work of the {first.what}" if first.before_us else "the device works"
+    legend = [
+        Patch(color=ORANGE, label="the CPU launches"),
+        *before,
+        Patch(color=BLUE, label=works),
+        Patch(facecolor=PAPER, edgecolor=GREY, label="the device waits"),
+        Line2D([], [], color=INK, linewidth=1.6, label=f"end of the {first.what}"),
+    ]
+    figure.legend(
+        handles=legend, loc="outside upper right", ncols=len(legend), fontsize=8, frameon=False
+    )
+    for axes in shown if first.before_us else ():
+        axes.xaxis.set_major_formatter(lambda us, _: f"{us / 1e3:g}")
+    shown[-1].set_xlabel(f"{'ms' if first.before_us else 'µs'}, {first.source}", fontsize=9)
+    text = [f"pace of a {first.what}, {first.source}", *lines]
+    return finish(
+        figure,
+        "Launches of the CPU above the device's work, on one clock. " + "; ".join(lines) + ".",
+        "\n".join(text),
     )

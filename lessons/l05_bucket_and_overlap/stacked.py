@@ -31,7 +31,7 @@ def stacked(rows: Mapping[str, Mapping[str, float]], unit: str = "ms", *,
     line: name and value of a dashed line to compare the bars with; it is in the picture alone.
     """
     if not rows or len({tuple(parts) for parts in rows.values()}) > 1:
-        raise WorkbenchError("draw.stacked: give one row or more, each with the same parts")
+        raise WorkbenchError("stacked: give one row or more, each with the same parts")
     figure, (axes,) = panels(9.6, 0.95 + 0.4 * len(rows))
     names = next(iter(rows.values()))
     plain = [name for name in names if name not in ("idle", "exposed")]
