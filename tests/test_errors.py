@@ -16,7 +16,7 @@ from workbench.authoring.author import author
 from workbench.authoring.families import register_model
 from workbench.cli import main
 from workbench.errors import WorkbenchError
-from workbench.notebook.lessons.grading import GRADERS, grade
+from workbench.notebook.lessons.grading import grade
 from workbench.passes.effect import Effect
 from workbench.pipeline.build import build
 from workbench.recipe.model_sizes import SIZES
@@ -97,10 +97,9 @@ def test_a_family_that_exits_is_refused(fake4: Any) -> None:
     assert str(caught.value).startswith(SAYS)
 
 
-def test_a_grader_that_exits_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(GRADERS, "exits", exits)
+def test_a_grader_that_exits_is_refused() -> None:
     with pytest.raises(WorkbenchError) as caught:
-        grade("exits", 1, {})
+        grade(f"{__name__}:exits", 1, {})
     assert str(caught.value).startswith(SAYS)
 
 

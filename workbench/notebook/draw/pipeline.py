@@ -80,14 +80,17 @@ def _read(what: Recipe | Built | Report) -> tuple[Recipe, str, dict[str, tuple[s
             numerics = CONTRACTS[name].numerics if name in CONTRACTS else "own"
             badges[name] = (str(numerics).replace("_", " "), FAINT)
         return what, f"{what.mesh.world_size} ranks", badges
+    recipe: Recipe | None
     if isinstance(what, Report):
-        recipe, ranks, passes = what.recipe, f"{what.world['size']} {what.world['kind']} ranks", what.passes
+        recipe, ranks = what.recipe, f"{what.world['size']} {what.world['kind']} ranks"
+        outcomes = {row.name: row.outcome for row in what.passes}
     else:
         world = what.authored.world
-        recipe, ranks, passes = what.authored.recipe, f"{world.size} {world.kind} ranks", what.records
+        recipe, ranks = what.authored.recipe, f"{world.size} {world.kind} ranks"
+        outcomes = {record.name: record.outcome for record in what.records}
     if recipe is None:
         raise WorkbenchError("this module was authored without a recipe: there is no pipeline to draw")
-    return recipe, ranks, {each.name: (str(each.outcome), FILLS[each.outcome]) for each in passes}
+    return recipe, ranks, {name: (str(outcome), FILLS[outcome]) for name, outcome in outcomes.items()}
 
 
 def _box(axes: Axes, x: float, y: float, wide: float, high: float, fill: str, edge: str) -> None:

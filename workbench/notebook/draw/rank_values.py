@@ -147,7 +147,7 @@ def _identity(value: Any) -> Any:
     if isinstance(value, Shard):
         return kind, value.shape, value.placements, _identity(value.local)
     if (tensor := _tensor(value)) is not None:
-        plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+        plain = tensor.detach().resolve_conj().resolve_neg().cpu().clone(memory_format=torch.contiguous_format)
         return tuple(plain.shape), plain.dtype, plain.reshape(-1).view(torch.uint8).numpy().tobytes()
     if isinstance(value, set | frozenset):
         return kind, frozenset(map(_identity, value))

@@ -15,7 +15,8 @@ def verdicts(records: Sequence[PassRecord]) -> Table:
     """The verdicts of each pass by what is known now; - where a check did not run. Reasons are listed below."""
     by_pass = [(record.name, record.verdicts) for record in records]
     checks = columns(verdict for _, verdicts in by_pass for verdict in verdicts)
-    rows, fills, notes = [], {}, []
+    rows, notes = [], []
+    fills: dict[tuple[int, int], str] = {}
     for i, (name, verdicts) in enumerate(by_pass):
         found = outcomes(verdicts, checks)
         rows.append((name, *(cell(outcome) for outcome in found)))
