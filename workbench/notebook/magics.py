@@ -78,7 +78,8 @@ class RanksMagics(Magics):
         """Run a cell on every rank; `%ranks status`, `restart` and `stop` control the ranks themselves."""
         asked = parse_argstring(self.ranks, line)
         if (cell is None) != bool(asked.command):
-            raise UsageError(f"%ranks takes one of {', '.join(COMMANDS)} and no cell, %%ranks a cell and none of them")
+            raise UsageError(f"%ranks takes one of {', '.join(COMMANDS)} and no cell, "
+                             "%%ranks a cell and none of them")
         try:
             if cell is None:
                 return self._command(asked.command)
@@ -96,7 +97,9 @@ class RanksMagics(Magics):
         except WorkbenchError as error:
             raise UsageError(str(error)) from None
         if asked.fails:
-            raise UsageError("%%ranks --fails: the cell was meant to fail, and every rank came to its end")
+            raise UsageError(
+                "%%ranks --fails: the cell was meant to fail, and every rank came to its end"
+            )
         return values
 
     def _command(self, command: str) -> Table | None:
@@ -152,7 +155,8 @@ class RanksMagics(Magics):
             self.close()
             if ended:
                 checks = ", with checks" if wanted[2] else ""
-                print(f"{ended} ranks ended, with all they held: {wanted[0]} new ones start{checks}.")
+                started = f"{wanted[0]} new ones start{checks}"
+                print(f"{ended} ranks ended, with all they held: {started}.")
         if self.pool is None:
             self.pool = ranks(wanted[0], backend=wanted[1], check=wanted[2])
         self._asked = wanted

@@ -62,8 +62,10 @@ def on_gpus(
     recorded = _read(path).get(name)
     if recorded is None:
         command = f"workbench course --profile gpu --record DIR {lesson.name}"
-        return Figures(name, (), f"not recorded yet, and measuring it needs {counted(gpus, 'GPU')}: {command}")
-    return Figures(name, tuple(recorded["rows"]), f"recorded on {_where(recorded)}, {recorded['date']}")
+        needs = f"measuring it needs {counted(gpus, 'GPU')}"
+        return Figures(name, (), f"not recorded yet, and {needs}: {command}")
+    origin = f"recorded on {_where(recorded)}, {recorded['date']}"
+    return Figures(name, tuple(recorded["rows"]), origin)
 
 
 def _where(entry: Mapping[str, Any]) -> str:

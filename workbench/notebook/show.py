@@ -37,11 +37,12 @@ from workbench.tools.what_if import Study
 from workbench.torch_api.garbage import uncollected
 from workbench.world.mesh import World
 
+_GRAPHS = Built | JointGraph | ForwardBackward | GraphModule
 VIEWS: dict[str, Any] = {
-    "graph": Built | JointGraph | ForwardBackward | GraphModule,
+    "graph": _GRAPHS,
     "passes": Built | PassRecord | Sequence,
-    "timeline": Built | JointGraph | GraphModule | ForwardBackward | PassRecord | StepTimeline | Mapping,
-    "memory": Built | JointGraph | GraphModule | ForwardBackward | PassRecord,
+    "timeline": _GRAPHS | PassRecord | StepTimeline | Mapping,
+    "memory": _GRAPHS | PassRecord,
 }
 """The pictures that can be asked for by name, and whose they are."""
 
@@ -64,8 +65,9 @@ def show(
     if not shown:
         asked = f" for view {view!r}" if view else ""
         raise WorkbenchError(
-            f"{type(what).__name__} has no picture{asked}: show takes a recipe, world, graph, pass record, verdict, "
-            "lesson, build, report, experts' load, timeline run, what-if study or difference, or DTensor"
+            f"{type(what).__name__} has no picture{asked}: show takes a recipe, world, graph, pass "
+            "record, verdict, lesson, build, report, experts' load, timeline run, what-if study or "
+            "difference, or DTensor"
         )
     from IPython.core.getipython import get_ipython
     from IPython.display import display
@@ -140,7 +142,8 @@ def _record(record: PassRecord) -> list[Any]:
     if record.stage is Stage.LOWERING:
         kernels = kernels_of(record.before, record.after)
         view = KernelView(kernels, record.name)
-        return [draw.table(record.name, ("kernels",), [(graph.summary(),) for graph in kernels]), view]
+        lines = [(graph.summary(),) for graph in kernels]
+        return [draw.table(record.name, ("kernels",), lines), view]
     changes = draw.changes(record)
     return [changes, PassStepper([record], title=changes.title)]
 

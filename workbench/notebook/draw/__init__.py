@@ -27,5 +27,5 @@ from workbench.notebook.draw.step import changes
 from workbench.notebook.draw.timeline import timeline
 from workbench.notebook.draw.verdicts import verdicts
 
-__all__ = ["Picture", "Table", "changes", "curves", "dataflow", "difference", "graph", "memory", "pipeline", "saved",
-           "table", "timeline", "verdicts"]
+__all__ = ["Picture", "Table", "changes", "curves", "dataflow", "difference", "graph", "memory",
+           "pipeline", "saved", "table", "timeline", "verdicts"]

@@ -88,8 +88,9 @@ def _facts(value: Any, first: Any) -> dict[str, str]:
     tensor = _tensor(value)
     facts = {"shape": str(list(tensor.shape)), "dtype": str(tensor.dtype).removeprefix("torch.")}
     if isinstance(value, Shard):
-        axes = [f"{axis}: {placed}" for axis, placed in zip(value.axes, value.placements, strict=True)]
-        facts |= {"of": str(list(value.shape)), "placement": ", ".join(axes)}
+        pairs = zip(value.axes, value.placements, strict=True)
+        placement = ", ".join(f"{axis}: {placed}" for axis, placed in pairs)
+        facts |= {"of": str(list(value.shape)), "placement": placement}
     return facts | {"differs": "" if value is first else _where(_tensor(first), tensor)}
 
 
@@ -124,9 +125,11 @@ def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
         entries = {f"[{index}]": item for index, item in enumerate(value)}
     elif isinstance(value, torch.nn.Module):
         tensors = dict(value.named_parameters()) | dict(value.named_buffers())
-        entries = {f".{name}": tensor for name, tensor in tensors.items()} | {" as text": repr(value)}
+        entries = {f".{name}": tensor for name, tensor in tensors.items()}
+        entries[" as text"] = repr(value)
     elif dataclasses.is_dataclass(value) and not isinstance(value, type | Shard | Shown):
-        entries = {f".{field.name}": getattr(value, field.name) for field in dataclasses.fields(value)}
+        names = [field.name for field in dataclasses.fields(value)]
+        entries = {f".{name}": getattr(value, name) for name in names}
     if not entries:
         yield path, value
     for name, item in entries.items():
@@ -147,8 +150,9 @@ def _identity(value: Any) -> Any:
     if isinstance(value, Shard):
         return kind, value.shape, value.placements, _identity(value.local)
     if (tensor := _tensor(value)) is not None:
-        plain = tensor.detach().resolve_conj().resolve_neg().cpu().clone(memory_format=torch.contiguous_format)
-        return tuple(plain.shape), plain.dtype, plain.reshape(-1).view(torch.uint8).numpy().tobytes()
+        plain = tensor.detach().resolve_conj().resolve_neg().cpu()
+        data = plain.clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)
+        return tuple(plain.shape), plain.dtype, data.numpy().tobytes()
     if isinstance(value, set | frozenset):
         return kind, frozenset(map(_identity, value))
     leaves = list(_leaves(value, ""))

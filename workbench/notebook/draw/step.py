@@ -62,7 +62,8 @@ def changes(record: PassRecord, limit: int = 30) -> Table:
         if len(changed) > limit:
             notes.append(f"{part}: {len(changed) - limit} more changed lines")
         if tags:
-            counts = ", ".join(f"{count} {tag}" for tag, count in sorted(Counter(tags.values()).items()))
+            by_tag = sorted(Counter(tags.values()).items())
+            counts = ", ".join(f"{count} {tag}" for tag, count in by_tag)
             notes.append(f"{part}: {len(tags)} tagged for the partitioner ({counts})")
     return Table(f"{record.name}: what it changed", ("graph", "before", "after"), tuple(rows), fills, tuple(notes))
 

@@ -46,7 +46,9 @@ def simulated_as_run(
     if replayed is None:
         return simulated(graphs, device, fused=compiled)
     launch, view = device_spec(device).launching_us(compiled=compiled)
-    return simulated(graphs, device, fused=compiled, launch_us=launch, view_us=view, replayed=replayed)
+    return simulated(
+        graphs, device, fused=compiled, launch_us=launch, view_us=view, replayed=replayed
+    )
 
 
 def runs_of(

@@ -33,12 +33,14 @@ def course(args: argparse.Namespace) -> int:
     for key, text in args.set:
         name, _, parameter = key.partition(".")
         if lesson_named(name) not in names or not parameter:
-            raise WorkbenchError(f"--set {key}={text}: write LESSON.PARAMETER=VALUE, of a lesson of this run, such as "
-                                 "00_tour.steps=5")
+            raise WorkbenchError(f"--set {key}={text}: write LESSON.PARAMETER=VALUE, of a lesson of "
+                                 "this run, such as 00_tour.steps=5")
         changes.setdefault(lesson_named(name), {})[parameter] = text
     values = {name: from_text(name, texts) for name, texts in changes.items()}
-    outcomes = run_course(names, args.out, profile=args.profile, changes=values, jobs=args.jobs, record=args.record,
-                          timeout=args.timeout, tell=lambda line: print(line, file=sys.stderr, flush=True))
+    outcomes = run_course(
+        names, args.out, profile=args.profile, changes=values, jobs=args.jobs, record=args.record,
+        timeout=args.timeout, tell=lambda line: print(line, file=sys.stderr, flush=True)
+    )
     print(f"results: {args.out / 'index.html'}")
     return 1 if any(outcome.problem for outcome in outcomes) else 0
 
@@ -50,7 +52,8 @@ def lessons(args: argparse.Namespace) -> int:
     for lesson in known:
         _print(f"{lesson.name}: {lesson.question}")
         passed = sum(score_of(scores, lesson.name, point.name) >= 1 for point in lesson.checkpoints)
-        _print(f"{lesson.minutes} minutes, {passed} of {len(lesson.checkpoints)} checkpoints passed", "  ")
+        done = f"{passed} of {len(lesson.checkpoints)} checkpoints passed"
+        _print(f"{lesson.minutes} minutes, {done}", "  ")
         if args.lesson is not None:
             _print(lesson.about, "  ")
             for objective in lesson.learn:
@@ -74,9 +77,10 @@ def what_next(lessons: Sequence[Lesson], scores: Scores) -> str:
     for lesson in lessons:
         for point in lesson.checkpoints:
             if score_of(scores, lesson.name, point.name) < 1:
-                number = lesson.name.split("_")[0]
-                return f"next: lesson {number}, checkpoint {point.name} ({_effort(point)}): {point.task}"
-    return f"next: nothing: all {sum(len(lesson.checkpoints) for lesson in lessons)} checkpoints are passed"
+                place = f"lesson {lesson.name.split('_')[0]}, checkpoint {point.name}"
+                return f"next: {place} ({_effort(point)}): {point.task}"
+    count = sum(len(lesson.checkpoints) for lesson in lessons)
+    return f"next: nothing: all {count} checkpoints are passed"
 
 
 def _effort(point: Checkpoint) -> str:

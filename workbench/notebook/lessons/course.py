@@ -129,7 +129,8 @@ def check_lesson(name: str, notebook: Path | None = None) -> dict[str, float]:
             run_lesson(name, None, Path(folder), source=notebook)
         found = load_scores(path).get(name, {})
     if lesson.checkpoints and not found:
-        raise WorkbenchError(f"{notebook or name}: it checks nothing of lesson {name!r}: is it that of another lesson?")
+        raise WorkbenchError(f"{notebook or name}: it checks nothing of lesson {name!r}: "
+                             "is it that of another lesson?")
     for point, kept in found.items():
         keep_score(name, point, kept.get("score", 0.0))
     return {point.name: found.get(point.name, {}).get("score", 0.0) for point in lesson.checkpoints}

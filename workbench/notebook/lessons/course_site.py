@@ -46,11 +46,8 @@ def write_site(
             raise WorkbenchError(
                 f"{path}: no such notebook: run from a checkout, or set WORKBENCH_NOTEBOOKS"
             )
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        (out / MARK).touch()
-    except OSError as error:
-        raise WorkbenchError(f"--site {out}: cannot be written: {error.strerror}") from None
+    out.mkdir(parents=True, exist_ok=True)
+    (out / MARK).touch()
     pages = {"index", *DOCS, *names}
     for number, path in enumerate(notebooks):
         tell(path.stem)
@@ -130,14 +127,18 @@ def _html_of(markdown: str) -> str:
 def _index(lessons: Sequence[Lesson]) -> str:
     scores, rows = load_scores(), []
     for lesson in lessons:
-        passed = [point for point in lesson.checkpoints if score_of(scores, lesson.name, point.name) >= 1]
-        rows.append((f'<a href="{lesson.name}.html">{html.escape(lesson.title)}</a>', html.escape(lesson.question),
-                     f"{lesson.minutes}&nbsp;minutes", f"{len(passed)} of {len(lesson.checkpoints)}"))
+        points = [score_of(scores, lesson.name, point.name) for point in lesson.checkpoints]
+        passed = f"{sum(score >= 1 for score in points)} of {len(points)}"
+        link = f'<a href="{lesson.name}.html">{html.escape(lesson.title)}</a>'
+        rows.append((link, html.escape(lesson.question), f"{lesson.minutes}&nbsp;minutes", passed))
     documents = _links((name.capitalize(), name) for name in DOCS)
-    return page_of_rows("The course", ("lesson", "question", "time", "checkpoints passed"), rows, documents)
+    columns = ("lesson", "question", "time", "checkpoints passed")
+    return page_of_rows("The course", columns, rows, documents)
 
 
-def page_of_rows(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], below: str = "") -> str:
+def page_of_rows(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], below: str = ""
+) -> str:
     """A page with one table; cells are HTML."""
     heads = "".join(f"<th>{column}</th>" for column in columns)
     lines = []

@@ -82,10 +82,7 @@ def run_lesson(
         json.loads(source.read_text(encoding="utf-8"))["cells"]
     except (ValueError, KeyError, TypeError):
         raise WorkbenchError(f"{source}: is not a Jupyter notebook") from None
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise WorkbenchError(f"{out}: cannot be created: {error.strerror}") from None
+    out.mkdir(parents=True, exist_ok=True)
     target, page = out / source.name, out / f"{name}.html"
     page.unlink(missing_ok=True)  # of an earlier run
     with telling(progress) as tell, _reports() as folder:
@@ -143,12 +140,12 @@ def _refuse_exit(notebook: Any) -> None:
 
 
 def _failure(source: Path, target: Path, error: Any) -> str:
-    lines = [line for line in error.source.splitlines() if line.strip()]
+    first, *_ = error.source.strip().splitlines() or [""]
     cell = f"code cell {error.exec_count}" if error.exec_count else f"cell {error.cell_index}"
-    what = ": ".join(filter(None, (error.ename, str(error.evalue).strip())))
+    what = f"{error.ename}: {str(error.evalue).strip()}"
     if not error.evalue:  # a magic's UsageError is printed, and not raised
-        what = _printed(target) or what
-    return (f"{source.name}: {cell} failed, which starts `{lines[0].strip() if lines else ''}`\n"
+        what = _printed(target) or error.ename
+    return (f"{source.name}: {cell} failed, which starts `{first}`\n"
             f"{what}\nthe notebook up to there is kept: {target}")
 
 

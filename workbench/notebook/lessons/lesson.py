@@ -180,7 +180,8 @@ class Lesson(Declared):
         return f"Lesson {self.name}: {self.title}"
 
     def _repr_markdown_(self) -> str:
-        lines = [f"## {self.title}", f"**{self.question}**", self.about, f"*{self.minutes} minutes*"]
+        lines = [f"## {self.title}", f"**{self.question}**", self.about,
+                 f"*{self.minutes} minutes*"]
         for title, entries in (("You will learn", self.learn), ("You need", self.need)):
             if entries:
                 lines.append("\n".join([f"{title}:", *(f"- {entry}" for entry in entries)]))

@@ -96,7 +96,9 @@ class OwnData(Controlled):
 class Zoomed(OwnData):
     """A plot from 0 to an end, to zoom into. `window`: from where to where is shown."""
 
-    window = traitlets.Tuple(traitlets.Float(), traitlets.Float(), default_value=(0.0, 0.0)).tag(sync=True)
+    window = traitlets.Tuple(
+        traitlets.Float(), traitlets.Float(), default_value=(0.0, 0.0)
+    ).tag(sync=True)
 
     def zoom(self, end: float, **slider: Any) -> None:
         """Show all, with a slider for the window."""

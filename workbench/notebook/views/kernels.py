@@ -26,8 +26,9 @@ class KernelView(View):
     def __init__(self, found: Sequence[Kernels], title: str = "kernels"):
         self._found = {each.graph: each for each in found if each.kernels}
         if not self._found:
-            missing = [reason for graph in found for reason in graph.missing]
-            raise WorkbenchError(f"no kernel was seen: {'; '.join(missing) or 'Inductor compiled nothing here'}")
+            reasons = [reason for graph in found for reason in graph.missing]
+            why = "; ".join(reasons) or "Inductor compiled nothing here"
+            raise WorkbenchError(f"no kernel was seen: {why}")
         super().__init__("kernels", title)
         self.graph = next(iter(self._found))
         self.add(self.link("graph", Dropdown(options=list(self._found), description="graph")),

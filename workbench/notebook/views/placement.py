@@ -59,9 +59,10 @@ def placement_of(node: Node, parameter: Placed | None = None) -> str:
     rest = [axis for axis in axes if axis not in placed_over]
     if says and rest:
         says.append(f"{', '.join(rest)}: unknown, no collective beside it says")
-    if not says:
-        why = "no collective beside it says what the other ranks hold" if axes else "the graph names no mesh axis"
-        says = [f"unknown: {why}"]
+    if not says and not axes:
+        says = ["unknown: the graph names no mesh axis"]
+    elif not says:
+        says = ["unknown: no collective beside it says what the other ranks hold"]
     gradients = [f"gradient of {name}" for name in gradients_of(node)]
     return "; ".join([*gradients, *says])
 

@@ -89,7 +89,7 @@ class PassStepper(GraphView):
         record, which = self._at(step, part)
         before, after = record.before[which], record.after[which]
         if not isinstance(before, GraphModule) or not isinstance(after, GraphModule):
-            summary = f"{record.name} leaves a callable and no graph: here is the graph that it took"
+            summary = f"{record.name} leaves no graph: here is the graph that it took"
             return {"summary": summary, "rows": []}
         old, new = _operators(before), _operators(after)
         changed = {op: (old[op], new[op]) for op in old | new if old[op] != new[op]}
@@ -104,7 +104,7 @@ class PassStepper(GraphView):
         record, which = self._at(step, part)
         diffs = record.diffs()
         hunks = diffs[which].hunks(context) if diffs else []
-        why = "no line of the graph changed" if diffs else "it leaves no graph with lines to compare"
+        why = "no line changed" if diffs else "it leaves no graph"
         said = with_axes(record)
         shown = [[(mark, said(line)) for mark, line in hunk] for hunk in hunks[:HUNKS]]
         return {"hunks": shown, "left": max(0, len(hunks) - HUNKS), "why": why}
