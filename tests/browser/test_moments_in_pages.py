@@ -106,17 +106,6 @@ def test_pass_chips(views, data, looked_at) -> None:  # type: ignore[no-untyped-
     assert view.get_attribute("data-problem") == "" and not view.query_selector_all("[data-wrong]")
 
 
-def test_a_chip_is_dragged(views, page) -> None:  # type: ignore[no-untyped-def]
-    view = views["chips"]
-    one, other = (view.query_selector(f"[data-key={name}]").bounding_box()
-                  for name in ("activation_checkpointing", "reshard_after_forward"))
-    page.mouse.move(other["x"] + 20, other["y"] + 8)
-    page.mouse.down()
-    page.mouse.move(one["x"] + 5, one["y"] + 8, steps=4)
-    page.mouse.up()
-    assert "must come before" in view.get_attribute("data-problem")
-
-
 def test_partitioner(views, data, looked_at) -> None:  # type: ignore[no-untyped-def]
     view = views["partitioner"]
     on(view, "silu", "Enter")
@@ -175,8 +164,6 @@ def test_timeline_and_memory(views, data, page, looked_at) -> None:  # type: ign
         assert nearer != whole
         left = page.evaluate_handle("view => view.parentElement.parentElement.querySelector('input[type=range]')",
                                     views[name])
-        ends = page.get_by_role("slider", name="ms" if name == "timeline" else "nodes").all()
-        assert [each.get_attribute("aria-label").split(",")[0] for each in ends] == ["from", "to"]
         left.evaluate("input => { input.value = input.min; input.dispatchEvent(new Event('input')); }")
         assert canvas.evaluate(drawn) not in (whole, nearer)  # the slider above moves it, too
         looked_at(f"page_{name}")

@@ -8,14 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from workbench import author, capture, find_nodes, load_recipe, provenance, register_pass, run_joint
 from workbench.notebook.lessons.lesson import load_lesson
 from workbench.pipeline.train import Batches
 from workbench.world.fake import fake_world
 from workbench.world.mesh import World
-from workbench_lessons.l16_fewer_bits_proved import fewer_bits
 from workbench_lessons.l16_fewer_bits_proved.fewer_bits import (
     casts,
     casts_well,
@@ -44,9 +42,7 @@ def scaled(x: torch.Tensor, amax: torch.Tensor) -> tuple[torch.Tensor, torch.Ten
     (lambda x: scaled(x.float(), x.float().abs().amax()), 0.8, "wrong with zeros: a value is not finite"),
     (lambda x: scaled(x, x.abs().amax().clamp_min(1e-12)), 0.6, "wrong with a float16 tensor: the scale is float16"),
     (lambda x: (x.to(FLOAT8), torch.tensor(1.0)), 0.0, "wrong with sixteen numbers: the largest float8 is"),
-    (lambda x: (x.float() / x.float().abs().amax() * 448, x.float()), 0.0, "the cast is torch.float32"),
     (lambda x: (scaled(x.float(), x.float().abs().amax())[0], torch.tensor(1.0)), 0.0, "values are wrong"),
-    (lambda x: None, 0.0, "TypeError"),
     (7, 0.0, "give a function"),
 ])
 def test_a_cast_is_graded_on_tensors_that_break_it(answer, score, said):
@@ -56,7 +52,7 @@ def test_a_cast_is_graded_on_tensors_that_break_it(answer, score, said):
 
 @pytest.mark.parametrize(("answer", "score", "said"), [
     ((6, 4), 1.0, "right"), (["6", 4], 1.0, "right"), ((5, 4), 0.5, "apart: both move as many bytes"),
-    ((7, 3), 0.0, "apart: too high; fused: both move as many bytes"), (6, 0.0, "give two"), ("64", 0.0, "give two"),
+    ((7, 3), 0.0, "apart: too high; fused: both move as many bytes"), (6, 0.0, "give two"),
 ])
 def test_readers_that_pay_for_a_cast(answer, score, said):
     found = counts_readers(answer)
@@ -126,13 +122,6 @@ def test_exact_gradients_are_the_model_s_own():
     assert distance(2 * exact["norm.weight"], exact["norm.weight"]) == 1
 
 
-def test_without_a_checkout_there_are_no_recorded_losses(monkeypatch, tmp_path):
-    assert {len(losses) for losses in fewer_bits.recorded_losses().values()} == {200}
-    monkeypatch.setattr(fewer_bits, "RECORDED", tmp_path / "none.json")
-    with pytest.raises(fewer_bits.WorkbenchError, match="run from a checkout"):
-        fewer_bits.recorded_losses()
-
-
 def test_the_values_that_a_cast_of_the_backward_turns_into_0_are_counted_by_module():
     """A scale that is far too large makes zeros, and a right one hardly any."""
     recipe = load_recipe("llama3_float8").override({"mesh.dp_shard": 1, "model.n_layers": 1, "passes": []})
@@ -149,18 +138,6 @@ def test_the_values_that_a_cast_of_the_backward_turns_into_0_are_counted_by_modu
     right, wrong = underflowing(joint, [pass_]), underflowing(joint, [pass_, "coarse"])
     assert [name.rpartition(".")[2] for name in right] == ["w2", "w3", "w1", "wo", "wv", "wk", "wq"]
     assert max(right.values()) < 0.2 and {name for name in right if wrong[name] == 1} == {"layers.0.feed_forward.w3"}
-
-
-def test_a_value_that_was_0_before_its_cast_counts_as_a_tiny_one_does():
-    """Which values of a sum cancel to 0 depends on the CPU; the figure must not."""
-    cast = torch.ops.prims.convert_element_type.default
-    gm = make_fx(lambda x: cast(x, FLOAT8))(torch.ones(4))
-    for node in gm.graph.nodes:
-        node.meta["partitioner_tag"] = "is_backward"
-    found = fewer_bits._Casts(gm)
-    for cancelled in (0.0, 1e-9):
-        found.run(torch.tensor([cancelled, 1e-9, 1.0, 2.0]))
-        assert list(found.zeros.values()) == [0.5]
 
 
 def of_notebook(dim: int, *beginnings: str) -> dict[str, Any]:

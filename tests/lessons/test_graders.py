@@ -44,8 +44,7 @@ def test_placements_that_fit_at_the_least_bytes(lab):
     assert placed(dear)[0] < 1 and "cost in bytes" in placed(dear)[1]
     assert placed(lab)[0] == 0 and placed(lab)[1].startswith("the placements do not fit: DTensor adds ")
     assert placed({**best, "x_0": "diagonal"}) == (0.0, "x_0: 'diagonal' is none of replicate, rows, columns")
-    assert placed({"x_0": "rows"}) == placed(3) == (
-        0.0, "give the board, or a placement for each of x_0, x_1, w_0, w_1")
+    assert placed(3) == (0.0, "give the board, or a placement for each of x_0, x_1, w_0, w_1")
     for name, value in best.items():
         setattr(lab, name, value)
     assert placed(lab) == (1.0, "every target met")
@@ -83,7 +82,6 @@ def test_the_other_circle_and_no_other_launches():
     assert hangs(["0: dp", "2: dp"]) == (0.0, "no rank hangs: nobody waits")
     assert hangs(["0: dp"]) == (0.0, "no rank hangs: rank 0 waits, and ranks 1, 2, 3 can go on")
     assert hangs(["4: dp"])[1].startswith("'4: dp' is no launch")
-    assert "it cannot launch another one" in hangs(["0: dp", "0: tp"])[1]
     assert hangs({"0": "dp"}) == (0.0, "give the board, or a list of launches such as '0: dp'")
 
 
@@ -108,23 +106,14 @@ def test_an_order_is_taken_from_the_board_or_typed(board):
     assert ordered(board, board, loose)[:2] == ordered(board.rival, board, loose)[:2] == (1.0, "every target met")
 
 
-def test_an_order_that_is_no_permutation_is_refused_with_the_difference(board):
-    given = board.given
+def test_an_order_that_no_graph_can_have_is_refused(board):
+    given, (start, *_) = board.given, [name for name in board.given if name.startswith("all_gather")]
     known = f"the order is no permutation of the graph's nodes (backward, {len(given)} nodes): "
     assert ordered(given[:-1], board)[:2] == (0.0, known + "1 nodes are missing, output first")
-    assert ordered([*given[:-1], given[0], "output"], board)[:2] == (
-        0.0, known + f"1 names stand twice, {given[0]} first")
-    assert ordered([*given[:-1], "mmm", "output"], board)[:2] == (
-        0.0, known + "1 names are not in the graph, mmm first")
-
-
-def test_an_order_that_no_graph_can_have_is_refused_in_the_words_of_lint(board):
-    start = next(name for name in board.given if name.startswith("all_gather"))
-    illegal = [start, *(name for name in board.given if name != start)]
-    score, message, _ = ordered(illegal, board)
+    assert ordered([*given[:-1], given[0], "output"], board)[1] == known + f"1 names stand twice, {given[0]} first"
+    score, message, _ = ordered([start, *(name for name in given if name != start)], board)
     assert score == 0 and message.startswith("lint: ")
-    assert [ordered(answer, board)[1] for answer in (None, 3, "output", [1, 2])] == [
-        "give the board, or the names of all its nodes in their order"] * 4
+    assert ordered(3, board)[1] == "give the board, or the names of all its nodes in their order"
 
 
 @pytest.mark.parametrize(("answer", "score", "message"), [

@@ -8,7 +8,6 @@ from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from workbench.errors import WorkbenchError
-from workbench.graph.read.replay import count_launches
 from workbench.graph.read.simulated_run import simulated
 from workbench.torch_api.devices.profile import device_spec
 from workbench_lessons.l08_replay_with_cudagraphs.launch_bound import paced
@@ -41,24 +40,12 @@ def test_a_large_step_is_bound_by_its_work_and_waits_for_the_first_launch_alone(
     assert found.gpu_us == pytest.approx(simulated(graph(4096)).total_ms * 1e3)
 
 
-def test_sizes_change_the_work_and_not_the_launches():
-    small, large = (paced({"step": graph(size)}, launch_us=5) for size in (8, 4096))
-    assert small.launches == large.launches == count_launches(graph(8), None)[0]
-    assert small.gpu_us < large.gpu_us
-
-
 def test_replayed_each_graph_is_one_launch():
     both = {"forward": graph(8), "backward": graph(8)}
     found = paced(both, launch_us=5, replayed=True)
     assert (found.launches, found.cpu_us) == (2, 10)
     assert found.step_us < paced(both, launch_us=5).step_us
     assert str(found).startswith("2 launches, CPU 10 µs, device ") and str(found).endswith("bound by launches")
-
-
-def test_the_backward_begins_after_the_forward():
-    found = paced({"forward": graph(4096, 1), "backward": graph(4096, 1)}, launch_us=1)
-    (_, end), (begin, _) = found.worked
-    assert begin == pytest.approx(end)
 
 
 def test_a_timeline_charges_launches_and_a_replay_does_not():
@@ -76,8 +63,6 @@ def test_a_timeline_charges_views_in_which_the_cpu_launches_nothing():
     gm = make_fx(lambda x: torch.relu(torch.relu(x.view(-1)).view(8, 8)), tracing_mode="fake")(torch.ones(8, 8))
     found = simulated({"step": gm}, launch_us=5, view_us=2)
     assert [span.begin for span in found.spans] == pytest.approx([7e-3, 14e-3])
-    with pytest.raises(WorkbenchError, match="view_us=-2: the time of a launch must be 0 or more"):
-        simulated({"step": gm}, launch_us=5, view_us=-2)
 
 
 def test_a_measured_machine_says_how_long_its_launches_take():

@@ -6,7 +6,6 @@ import pytest
 from unpacked import unpacked
 
 from workbench import WorkbenchError, fake_world, load_recipe, what_if
-from workbench.notebook.lessons.grading import grade
 from workbench.recipe.recipe import RecipeError
 from workbench_lessons.l00_tour.pass_chips import PassChips
 
@@ -80,10 +79,8 @@ def test_a_long_recipe_is_refused(study):
             "joint_passes": ["inductor_decomposition", *JOINT], "passes": [*LATER, "graph_cleanup"]}))
 
 
-def test_the_choice_is_graded_and_set_back(chips):
-    limits = {"at_most": {name: chips.figures[name] for name in ("launches", "bytes saved")}}
+def test_the_choice_is_set_back(chips):
     chips.set([], [])
-    assert grade("targets", chips.figures, limits)[0] < 1
     (back,) = chips.panel.children[0].children
     back.click()
-    assert chips.joint_passes == JOINT and grade("targets", chips.figures, limits)[0] == 1
+    assert chips.joint_passes == JOINT

@@ -9,7 +9,6 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.debug import CommDebugMode
 
 from workbench import WorkbenchError, simulated_world
-from workbench.notebook.lessons.grading import grade
 from workbench_lessons.l01_author_with_dtensor.placement_lab import CHOICES, PlacementLab
 
 pytestmark = pytest.mark.integration
@@ -37,8 +36,7 @@ def test_all_placements_of_two_factors_over_two_axes_are_there(lab):
                                                                                  "columns"]["bytes"]
 
 
-@pytest.mark.parametrize("key", [("rows", "columns", "rows", "columns"), ("columns", "rows", "rows", "replicate"),
-                                 ("rows", "columns", "replicate", "rows")])
+@pytest.mark.parametrize("key", [("rows", "columns", "rows", "columns"), ("columns", "rows", "rows", "replicate")])
 def test_ranks_with_values_launch_as_many_and_get_the_product(lab, key):
     torch.manual_seed(0)
     whole = torch.randn(256, 128), torch.randn(128, 512)
@@ -53,15 +51,8 @@ def test_ranks_with_values_launch_as_many_and_get_the_product(lab, key):
         assert [str(each) for each in result.placements] == lab.table[key]["result"]
 
 
-def test_what_is_chosen_is_graded_and_the_least_can_be_reached(lab):
-    assert lab.figures["collectives DTensor adds"] > 0
-    limits = {"at_most": {"cost in bytes": lab.best, "collectives DTensor adds": 0}}
-    assert grade("targets", lab.figures, limits)[0] < 1
-    key = next(key for key, each in lab.table.items() if each["bytes"] == lab.best and not each["added"])
-    lab.x_0, lab.x_1, lab.w_0, lab.w_1 = key
-    assert grade("targets", lab.figures, limits)[0] == 1
+def test_controls_follow(lab):
     dropdowns = {each.description: each for each in lab.panel.children[0].children}
-    assert [each.value for each in dropdowns.values()] == list(key)
     dropdowns["x: tp"].value = "rows"
     assert lab.x_1 == "rows"
     with pytest.raises(traitlets.TraitError, match="x_0"):

@@ -45,12 +45,6 @@ def test_two_axes_are_gathered_one_after_the_other():
     assert str(redistribution(both, [Replicate(), Shard(1)])[0]) == "all-gather over dp_shard, 128 B in, 256 B out"
 
 
-def test_in_an_open_world_its_own_mesh_serves():
-    with fake_world(4) as world:
-        sharded = DTensor.from_local(torch.empty(4, 8), world.mesh_of({"tp": 4}), [Shard(0)], run_check=False)
-        assert redistribution(sharded, [Replicate()]) == [Move("all_gather", "tp", 128, 512)]
-
-
 def test_one_placement_for_each_axis():
     with pytest.raises(WorkbenchError, match="2 placements for a mesh of 1 axes: give one for each"):
         redistribution(tensor([Shard(0)]), [Replicate(), Replicate()])

@@ -11,7 +11,6 @@ from registrations import registrations_restored
 
 from workbench.authoring.author import author
 from workbench.checks.record import PassRecord
-from workbench.errors import WorkbenchError
 from workbench.graph.capture import capture
 from workbench.graph.partition import ForwardBackward, partition
 from workbench.graph.patterns import find_nodes
@@ -32,13 +31,9 @@ CAUSES = {"winds": ("south", "layer.1"), "stones": ("coral", "permute_6"), "voic
 _UNKNOWN = {"mmm": "is no node of these graphs"}
 INSTEAD = {  # of each checkpoint: wrong second names, and what is said of them
     "winds": {"layers.1": "is not the wrong path in the options"},
-    "stones": _UNKNOWN | {"permute": "keeps a gathered weight, but not the largest",
-                          "wait_tensor": "is no such saved tensor"},
-    "metals": _UNKNOWN | {"all_gather_into_tensor": "is what rank 0 launches there",
-                          "all_gather_into_tensor_7": "is launched by both ranks at the same place",
-                          "view_3": "is no all-gather of the forward"},
+    "stones": _UNKNOWN | {"permute": "keeps a gathered weight, but not the largest"},
+    "metals": _UNKNOWN | {"all_gather_into_tensor_7": "is launched by both ranks at the same place"},
     "voices": _UNKNOWN | {"add_tensor": "computes the right value from what it is given",
-                          "reduce_scatter_tensor_7": "computes the right value from what it is given",
                           "mm": "was not changed by this pass"},
 }
 
@@ -91,8 +86,7 @@ def test_the_cause_and_no_other_answer_is_right(case: tuple[str, list[PassRecord
     assert all(sum(words in f" and x {said}" for words in reacts) == 1 for said in INSTEAD[name].values())
     assert grade(check, (other, place), given)[:2] == (0.0, "another pass")
     assert grade(check, (place, culprit), given)[:2] == (0.0, "the pass comes first, then what the task asks for")
-    for bad in (culprit, (culprit, 3), (culprit, place, place)):
-        assert grade(check, bad, given)[:2] == (0.0, "give two texts: the pass, and what the task asks for")
+    assert grade(check, culprit, given)[:2] == (0.0, "give two texts: the pass, and what the task asks for")
 
 
 def test_the_light_verdicts_blame_nobody_but_a_victim(case: tuple[str, list[PassRecord], ForwardBackward]) -> None:
@@ -118,10 +112,3 @@ def test_metals_differ_between_ranks() -> None:
     assert gathers(first.after[0])[:2] == gathers(other.after[0])[1::-1]
     moved = [{row[1] for row in changes(record).rows if row[0] == "forward"} for record in (first, other)]
     assert moved == [{"(moved, now in front of wait_tensor)"}, {"(moved, now in front of all_gather_into_tensor)"}]
-
-
-def test_an_unknown_pipeline() -> None:
-    with pytest.raises(WorkbenchError, match="no pipeline 'seas': one of healthy, trees, winds, stones, metals"):
-        pipeline("seas")
-    with pytest.raises(WorkbenchError, match="trees has no pass 'oka': one of elm, oak, yew"):
-        pipeline("trees", without="oka")

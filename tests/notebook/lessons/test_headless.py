@@ -96,12 +96,6 @@ def test_a_failing_cell_is_named_and_the_notebook_kept(
     assert not (out / "00_tour.html").exists()
 
 
-def test_a_missing_notebook(notebooks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["tour", "--out", str(tmp_path / "out")]) == 2
-    assert capsys.readouterr().err == (f"workbench: error: {notebooks / '00_tour.ipynb'}: no such notebook: run from "
-                                       f"a checkout, or set WORKBENCH_NOTEBOOKS\n")
-
-
 def test_what_interact_shows_is_the_cells_output(notebooks: Path, tmp_path: Path) -> None:
     """nbclient would keep it in an Output widget, and may wait for ever while it does."""
     notebook(notebooks, "from ipywidgets import interact\n@interact(n=3)\ndef ask(n):\n    print('asked', n)")

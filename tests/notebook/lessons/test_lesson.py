@@ -107,8 +107,6 @@ def test_all_problems_at_once_word_for_word(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("old", "new", "message"), [
     ("default = 20", "default = 1", "parameters.steps: Input should be greater than or equal to 2, got 1"),
-    ('default = "a"', 'default = "c"', "parameters.kind: Input should be 'a' or 'b', got text 'c'"),
-    ("steps = 3", "steps = 1", "profiles.small.steps: Input should be greater than or equal to 2, got 1"),
     ("steps = 3", "step = 3", "profiles.small.step: unknown key; did you mean 'steps'?"),
     ("[[checkpoints]]", '[[questions]]\nname = "gathers"\nask = "Again?"\n[[checkpoints]]',
      "questions: 'gathers' occurs twice: give each its own name"),
@@ -144,18 +142,10 @@ def test_predict_keeps_the_first_guess(lesson: Lesson) -> None:
 
 
 @pytest.mark.parametrize(("guess", "truth", "score"), [
-    (10, 10, 1), (5, 10, 0.5), (20, 10, 0.5), (-5, 10, 0), (0, 10, 0), (0, 0, 1), (float("inf"), 3, 0),
-    ("A  b", "a b", 1), ("a", "b", 0), ("10", 10, 0), (True, True, 1), (True, 1, 0),
+    (10, 10, 1), (20, 10, 0.5), (-5, 10, 0), (0, 0, 1), (float("inf"), 3, 0), ("A  b", "a b", 1), (True, 1, 0),
 ])
 def test_closeness(guess: object, truth: object, score: float) -> None:
     assert closeness(guess, truth) == score
-
-
-def test_what_is_not_passed_is_not_100_percent() -> None:
-    score, message, _ = grade("close", 1_000_000, {"truth": 1_001_000, "within": 0.0})
-    result = CheckResult("bytes", score, message)
-    assert str(result) == "bytes: 99%, too low" and "100%" not in result._repr_html_() + result._drawing()
-    assert str(CheckResult("bytes", 2 / 3, "")) == "bytes: 67%" and str(CheckResult("bytes", 1, "")) == "bytes: 100%"
 
 
 def test_check_gives_hints_in_steps(lesson: Lesson) -> None:
@@ -163,8 +153,6 @@ def test_check_gives_hints_in_steps(lesson: Lesson) -> None:
     assert (todo.passed, todo.hints, todo.message) == (False, (), "to do: Add up.")
     assert str(lesson.check("sum", 50, truth=100)) == "sum: 50%, too low"
     assert str(lesson.check("sum", 50, truth=100)) == "sum: 50%, too low\nhint 1: one"
-    assert lesson.check("sum", 120, truth=100).hints == ("one", "two")
-    assert lesson.check("sum", 120, truth=100).message == "too high"
     assert lesson.check("sum", 120, truth=100).hints == ("one", "two")
     right = lesson.check("sum", 98, truth=100)
     assert (right.passed, right.score, right.hints, str(right)) == (True, 1.0, (), "sum: 100%, right")
@@ -191,26 +179,21 @@ def test_exact_gives_nothing_for_nearness(answer: object, truth: object, score: 
 def test_an_exact_guess_is_right_or_wrong() -> None:
     assert str(Prediction("n?", "141", exact=True).score(141)) == "n? guessed 141, it is 141: right"
     assert str(Prediction("n?", 120, exact=True).score(141)) == "n? guessed 120, it is 141: too low"
-    assert Prediction("n?", 120, exact=True).score(141).points == 0
-    assert str(Prediction("n?", exact=True).score(141)) == "n? no guess, it is 141"
 
 
-def test_an_answer_is_folded_until_one_guesses() -> None:
-    folded = Prediction("n < 9?").score(7)._repr_html_()
-    assert folded.startswith("<details><summary>n &lt; 9?") and folded.partition("</summary>")[2].count("it is 7") == 1
-    assert Prediction("n?", 6).score(7)._repr_html_().startswith("<div>n? guessed 6, it is 7")
-
-
-def test_the_evidence_is_folded_with_the_answer() -> None:
+def test_an_answer_and_its_evidence_are_folded_until_one_guesses() -> None:
     shown = table("seven", ("n",), [(7,)])
-    folded = Prediction("n?").score(7, shown)
-    assert folded._repr_html_().endswith(f"{shown._repr_html_()}</div></details>")
-    assert repr(folded) == f"n? no guess, it is 7\n{shown!r}"
-    assert "<details>" not in Prediction("n?", 6).score(7, shown)._repr_html_()
-    assert repr(Prediction("n?").score(7, shown, shown)).count(repr(shown)) == 2
+    folded = Prediction("n < 9?").score(7, shown)
+    page = folded._repr_html_()
+    assert page.startswith("<details><summary>n &lt; 9?") and page.partition("</summary>")[2].count("it is 7") == 1
+    assert page.endswith(f"{shown._repr_html_()}</div></details>")
+    assert repr(folded) == f"n < 9? no guess, it is 7\n{shown!r}"
+    assert Prediction("n?", 6).score(7, shown)._repr_html_().startswith("<div>n? guessed 6, it is 7")
 
 
-def test_a_result_draws_its_score_and_its_figures(lesson: Lesson) -> None:
+def test_a_result_draws_its_score_and_its_figures_and_100_percent_only_where_it_passed() -> None:
+    assert str(CheckResult("bytes", 0.9999, "too low")) == "bytes: 99%, too low"
+    assert "100%" not in CheckResult("bytes", 0.9999, "")._drawing() and "100%" in str(CheckResult("bytes", 1, ""))
     wrong = CheckResult("n", 0.75, "n 4", ("less",), (("n<1", 4, 2), ("m", 1, 1)))
     text, _, data = wrong._repr_html_().partition("base64,")
     assert text.startswith("<div>n: 75%, n 4</div><div>hint 1: less</div><img alt=")
