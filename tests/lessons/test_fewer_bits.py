@@ -40,33 +40,28 @@ def scaled(x: torch.Tensor, amax: torch.Tensor) -> tuple[torch.Tensor, torch.Ten
 @pytest.mark.parametrize(("answer", "score", "said"), [
     (lambda x: scaled(x.float(), x.float().abs().amax().clamp_min(1e-12)), 1.0, "right"),
     (lambda x: scaled(x.float(), x.float().abs().amax()), 0.8, "wrong with zeros: a value is not finite"),
-    (lambda x: scaled(x, x.abs().amax().clamp_min(1e-12)), 0.6, "wrong with a float16 tensor: the scale is float16"),
-    (lambda x: (x.to(FLOAT8), torch.tensor(1.0)), 0.0, "wrong with sixteen numbers: the largest float8 is"),
     (lambda x: (scaled(x.float(), x.float().abs().amax())[0], torch.tensor(1.0)), 0.0, "values are wrong"),
-    (7, 0.0, "give a function"),
 ])
 def test_a_cast_is_graded_on_tensors_that_break_it(answer, score, said):
     found = casts_well(answer)
     assert found[0] == score and said in found[1]
 
 
-@pytest.mark.parametrize(("answer", "score", "said"), [
-    ((6, 4), 1.0, "right"), (["6", 4], 1.0, "right"), ((5, 4), 0.5, "apart: both move as many bytes"),
-    ((7, 3), 0.0, "apart: too high; fused: both move as many bytes"), (6, 0.0, "give two"),
-])
-def test_readers_that_pay_for_a_cast(answer, score, said):
-    found = counts_readers(answer)
-    assert found[0] == score and said in found[1]
-
-
-def test_dimensions_of_the_three_sums():
+def test_readers_that_pay_for_a_cast_and_dimensions_of_the_three_sums():
+    assert counts_readers((6, 4)) == (1.0, "right")
+    score, message = counts_readers((7, 3))
+    assert score == 0 and "apart: too high; fused: both move as many bytes" in message
     right = {"forward": "inputs", "input gradient": "Outputs ", "weight gradient": "tokens"}
     assert sums_over(right) == (1.0, "right")
-    assert sums_over({**right, "forward": "tokens"}) == (1 - 1 / 3, "wrong: forward")
     assert sums_over({**right, "forward": None, "input gradient": "tokens"}) == (
         1 - 2 / 3, "wrong: input gradient; to do: forward")
-    assert sums_over({}) == (0.0, "to do: forward, input gradient, weight gradient")
-    assert sums_over("tokens") == (0.0, "give a dict")
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """The joint graph of one layer on one rank."""
+    recipe = load_recipe("llama3_float8").override({"mesh.dp_shard": 1, "model.n_layers": 1, "passes": []})
+    return capture(author(recipe, World("gloo", 1, 0, torch.device("cpu"))))
 
 
 @pytest.fixture(scope="module")
@@ -91,15 +86,11 @@ def test_casts_are_counted_in_the_graph(converted):
     assert counts_casts(42, of=rowwise.graph) == (0.0, "too high: no cast is shared")
 
 
-@pytest.mark.parametrize(("products", "count"), [
-    (["forward", "weight_gradient"], 22), (["forward", "input_gradient"], 25),
-    (["input_gradient", "weight_gradient"], 25),
-])
-def test_without_the_input_gradients_rowwise_scales_need_the_fewest_casts(products, count):
-    recipe = load_recipe("llama3_float8").override({"mesh.dp_shard": 1, "model.n_layers": 1, "passes": []})
-    graph = capture(author(recipe, World("gloo", 1, 0, torch.device("cpu"))))
-    run_joint(graph, [{"name": "float8_matmul", "smallest": 64, "scaling": "rowwise", "products": products}])
-    assert counts_casts(count, of=graph.graph) == (1.0, "right")
+def test_without_the_input_gradients_rowwise_scales_need_the_fewest_casts(alone):
+    for products, count in ((["forward", "weight_gradient"], 22), (["forward", "input_gradient"], 25)):
+        graph = alone.fork()
+        run_joint(graph, [{"name": "float8_matmul", "smallest": 64, "scaling": "rowwise", "products": products}])
+        assert counts_casts(count, of=graph.graph) == (1.0, "right")
 
 
 def test_bytes_that_the_pass_saved(converted):
@@ -107,25 +98,18 @@ def test_bytes_that_the_pass_saved(converted):
     weights = 196_608
     assert counts_bytes(weights - 28, of=record) == (1.0, "right")
     assert counts_bytes(weights, of=record) == (0.0, "the scales travel, too")
-    assert counts_bytes(weights + 28, of=record) == (0.0, "the scales are no saving")
-    assert counts_bytes(weights - 4, of=record) == (0.0, "one scale for all weights")
-    assert counts_bytes(2 * weights, of=record) == (0.0, "too high")
     assert counts_bytes(0, of=converted["rowwise"][0])[0] == 1  # its gathers keep their type
 
 
-def test_exact_gradients_are_the_model_s_own():
-    recipe = load_recipe("llama3_float8").override({"mesh.dp_shard": 1, "model.n_layers": 1, "passes": []})
-    authored = author(recipe, World("gloo", 1, 0, torch.device("cpu")))
-    exact = exact_gradients(recipe, Batches(authored).at(0))
-    assert set(exact) == dict(authored.module.named_parameters()).keys()
+def test_exact_gradients_are_the_model_s_own(alone):
+    exact = exact_gradients(alone.authored.recipe, Batches(alone.authored).at(0))
+    assert set(exact) == dict(alone.authored.module.named_parameters()).keys()
     assert {gradient.dtype for gradient in exact.values()} == {torch.float64}
     assert distance(2 * exact["norm.weight"], exact["norm.weight"]) == 1
 
 
-def test_the_values_that_a_cast_of_the_backward_turns_into_0_are_counted_by_module():
+def test_the_values_that_a_cast_of_the_backward_turns_into_0_are_counted_by_module(alone):
     """A scale that is far too large makes zeros, and a right one hardly any."""
-    recipe = load_recipe("llama3_float8").override({"mesh.dp_shard": 1, "model.n_layers": 1, "passes": []})
-    joint = capture(author(recipe, World("gloo", 1, 0, torch.device("cpu"))))
 
     def coarse(gm, example_inputs, *, options):
         for node in find_nodes(gm, op="clamp_min"):
@@ -135,7 +119,7 @@ def test_the_values_that_a_cast_of_the_backward_turns_into_0_are_counted_by_modu
 
     register_pass("coarse", stage="joint", numerics="lossy", tolerance=9.0)(coarse)
     pass_ = {"name": "float8_matmul", "smallest": 64}
-    right, wrong = underflowing(joint, [pass_]), underflowing(joint, [pass_, "coarse"])
+    right, wrong = underflowing(alone, [pass_]), underflowing(alone, [pass_, "coarse"])
     assert [name.rpartition(".")[2] for name in right] == ["w2", "w3", "w1", "wo", "wv", "wk", "wq"]
     assert max(right.values()) < 0.2 and {name for name in right if wrong[name] == 1} == {"layers.0.feed_forward.w3"}
 

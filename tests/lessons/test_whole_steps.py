@@ -52,13 +52,12 @@ def test_a_graph_s_lines_between_two_nodes():
     assert max(map(len, lines_of(graph).splitlines())) <= 100 and "not recorded" not in lines_of(graph)
 
 
-@pytest.mark.parametrize(("found", "wanted"), [
-    (((), 1.0), {"norm": (48, 0), "scaling": (48, 48), "update": (192, 144)}),
-    ((("fused_clip_adamw",), 1.0), {"norm": (48, 0), "scaling": (0, 0), "update": (192, 192)}),
-    (((), None), {"norm": (48, 0), "scaling": (0, 0), "update": (192, 144)}),
+@pytest.mark.parametrize(("passes", "clip", "wanted"), [
+    ((), 1.0, {"norm": (48, 0), "scaling": (48, 48), "update": (192, 144)}),
+    (("fused_clip_adamw",), 1.0, {"norm": (48, 0), "scaling": (0, 0), "update": (192, 192)}),
+    ((), None, {"norm": (48, 0), "scaling": (0, 0), "update": (192, 144)}),
 ])
-def test_traffic_of_one_weight(found, wanted):
-    passes, clip = found
+def test_traffic_of_one_weight(passes, clip, wanted):
     found = joined(*passes, clip=clip)
     assert traffic(found) == wanted
     assert gradients_read(found) == {part: 48 if part == "update" else wanted[part][0] for part in wanted}

@@ -120,8 +120,7 @@ def outputs(what: Any, view: str = "", device: str = "h100",
         return [draw.difference(what)]
     if isinstance(what, Training):
         what = what.load
-    speaks = isinstance(what, World | Verdict | Lesson | ExpertLoad | DTensor)
-    return [what] if speaks else []
+    return [what] if isinstance(what, World | Verdict | Lesson | ExpertLoad | DTensor) else []
 
 
 def _built(built: Built, view: str) -> list[Any]:

@@ -9,7 +9,7 @@ from matplotlib.patches import FancyBboxPatch, Patch
 from workbench.checks.verdicts import FILLS
 from workbench.errors import WorkbenchError
 from workbench.notebook.draw.colors import BLUE, FAINT, GREY, INK
-from workbench.notebook.draw.picture import Picture, finish, panels
+from workbench.notebook.draw.picture import Picture, finish, panels, shortened
 from workbench.pipeline.build import Built
 from workbench.pipeline.report import Report
 from workbench.recipe.contracts import CONTRACTS
@@ -54,7 +54,7 @@ def pipeline(what: Recipe | Built | Report) -> Picture:
         axes.annotate("", (right - 0.615, -0.6), (left + 0.615, -0.6),
                       arrowprops={"arrowstyle": "-|>", "color": INK})
         axes.text((left + right) / 2, -0.16, name, **_TEXT, style="italic")
-    axes.text(places[0], -1.1, recipe.name, **_TEXT)
+    axes.text(places[0], -1.1, shortened(recipe.name, 18, 9), **_TEXT)
     axes.text(places[1], -1.17, ranks.replace(" (", "\n("), **_TEXT)
     lines = [f"{recipe.name} on {ranks}", ROAD]
     for (title, names), x in zip(lists.items(), places[2:4], strict=True):
@@ -63,9 +63,9 @@ def pipeline(what: Recipe | Built | Report) -> Picture:
         for row, name in enumerate(names):
             word, fill = badges[name]
             y = -1.42 - _ROW * row
-            _box(axes, x, y, 2.5, _ROW - 0.08, fill, GREY)
-            axes.text(x, y + 0.075, name, **_TEXT, family="monospace")
-            axes.text(x, y - 0.085, word, **_TEXT)
+            _box(axes, x, y, 2.5, _ROW - 0.05, fill, GREY)
+            axes.text(x, y + 0.07, name, **_TEXT, family="monospace")
+            axes.text(x, y - 0.08, word, **_TEXT | {"fontsize": 8})
         listed = ", ".join(f"{name} {badges[name][0]}" for name in names)
         lines.append(f"{title}: {listed or 'none'}")
     inside, edge = _CHANGED

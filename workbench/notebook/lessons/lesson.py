@@ -232,14 +232,9 @@ def load_lesson(name_or_path: str | os.PathLike[str]) -> Lesson:
     return lesson
 
 
-def lesson_json_schema() -> dict[str, Any]:
-    """JSON Schema of a lesson's TOML, for editors."""
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **Lesson.model_json_schema()}
-
-
 def write_schemas(folder: Path) -> None:
     """Write the JSON Schemas that editors use: `make schemas`."""
-    for name, schema in (("lesson", lesson_json_schema()), ("recipe", recipe_json_schema())):
-        (folder / f"{name}.schema.json").write_text(
-            json.dumps(schema, indent=2) + "\n", encoding="utf-8"
-        )
+    dialect = "https://json-schema.org/draft/2020-12/schema"
+    lesson = {"$schema": dialect, **Lesson.model_json_schema()}
+    for name, schema in (("lesson", lesson), ("recipe", recipe_json_schema())):
+        (folder / f"{name}.schema.json").write_text(json.dumps(schema, indent=2) + "\n", encoding="utf-8")
