@@ -7,7 +7,6 @@ from on_ranks import calls, user_pass
 
 from workbench.authoring.author import author
 from workbench.errors import WorkbenchError
-from workbench.graph.capture import capture
 from workbench.graph.read.collectives import list_collectives
 from workbench.graph.read.cost import flops
 from workbench.recipe.recipe import RecipeError, load_recipe
@@ -19,7 +18,8 @@ BLOCKS = "transformer_block_bucketing"
 
 
 def recipe(dispatch: str):
-    return load_recipe("deepseek_v3").override({"model.n_layers": 2, "model.dispatch": dispatch, "data.seq_len": 16})
+    return load_recipe("deepseek_v3").override({
+        "model.n_layers": 2, "model.dispatch": dispatch, "model.capacity_factor": 1.0, "data.seq_len": 16})
 
 
 @pytest.fixture(scope="module")
@@ -82,10 +82,9 @@ def test_a_graph_that_reads_sizes_is_refused_by_its_node(authored, through):
         through(authored["dropless"], [name])
 
 
-def test_sizes_that_are_read_in_a_step_count_as_an_even_load_has_them(fake4, captured):
-    even = recipe("capacity").override({"model.capacity_factor": 1.0})
-    with capture(author(even, fake4)) as joint:
-        assert sum(flops(captured).values()) == sum(flops(joint.graph).values())
-        static = [c.payload for c in list_collectives(joint.graph) if c.kind == "all_to_all"]
+def test_sizes_that_are_read_in_a_step_count_as_an_even_load_has_them(authored, captured, through):
+    even = through(authored["capacity"])[2]
+    assert sum(flops(captured).values()) == sum(flops(even).values())
+    static = [c.payload for c in list_collectives(even) if c.kind == "all_to_all"]
     (_, *read) = [c.payload for c in list_collectives(captured) if c.kind == "all_to_all"]  # the first sends counts
     assert read == static

@@ -61,9 +61,8 @@ def dynamo_capture(
     """
     capture: Callable[..., Any] = torch._dynamo.functional_export.dynamo_graph_capture_for_export
     torch._dynamo.reset()
-    with _noted_globals() as hooks, _unknown_items(), warnings.catch_warnings(record=True) as told:
+    with _removed_globals(contexts), _unknown_items(), warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        contexts.callback(_remove_globals, hooks)
         graph: Graph = capture(module)(*args)
     graph.meta["side_effects"] = _side_effects(told)
     return graph
@@ -105,26 +104,20 @@ def _side_effects(told: list[warnings.WarningMessage]) -> tuple[str, ...]:
 
 
 @contextlib.contextmanager
-def _noted_globals() -> Iterator[list[CleanupHook]]:
-    """Collect the globals that Dynamo adds to the traced forward's file, such as `__compiled_fn_1`, with their graphs.
+def _removed_globals(contexts: contextlib.ExitStack) -> Iterator[None]:
+    """Let `contexts` remove what Dynamo adds to the traced forward's file, such as `__compiled_fn_1`, with its graphs.
 
     torch.compile removes them with its code, a capture for export never does. Source: torch/_dynamo/output_graph.py.
     """
-    hooks: list[CleanupHook] = []
     create = CleanupHook.create
 
     def noted(*args: Any) -> CleanupHook:
-        hooks.append(create(*args))
-        return hooks[-1]
+        hook = create(*args)
+        contexts.callback(lambda: hook.name in hook.scope and hook())  # Dynamo removes those of a failed attempt
+        return hook
 
     with mock.patch.object(CleanupHook, "create", staticmethod(noted)):
-        yield hooks
-
-
-def _remove_globals(hooks: list[CleanupHook]) -> None:
-    for hook in hooks:
-        if hook.name in hook.scope:  # Dynamo has removed those of a failed attempt
-            hook()
+        yield
 
 
 def without_results(error: Exception) -> bool:

@@ -15,8 +15,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from workbench.torch_api.ops import collective_kind, tensor_bytes
 
-__all__ = ["CollectiveLog", "clear_dtensor_caches", "local_shape", "ranks_of", "strided_shard"]
-
 
 def ranks_of(mesh: device_mesh.DeviceMesh) -> list[int]:
     """The ranks of a mesh in row-major order, also under a fake mode."""

@@ -13,8 +13,6 @@ from torch.distributed._local_tensor import (
     maybe_disable_local_tensor_mode,
 )
 
-__all__ = ["is_per_rank", "make_per_rank", "per_rank_values", "simulate_ranks"]
-
 
 def simulate_ranks(size: int) -> AbstractContextManager[Any]:
     """A mode under which collectives of the fake default group compute the values of ranks 0 to size - 1."""

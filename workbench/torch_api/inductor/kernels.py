@@ -11,6 +11,7 @@ import ast
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 from unittest.mock import patch
 
@@ -99,9 +100,8 @@ class _Watch:
                 o for part in parts if part.node is not None for o in part.node.get_origins()
             ]
             writes = {name for part in parts for name in part.get_buffer_names()}
-            self.told.append(
-                _Told(name, generated or "other", list(dict.fromkeys(origins)), [], writes)
-            )
+            exact = list(dict.fromkeys(origins))
+            self.told.append(_Told(name, generated or "other", exact, [], writes))
             return
         origins, kind = list(made_of.get_origins()), _kind(made_of)
         # the origins include the inputs' nodes; origin_node is the kernel's own, but wrong for a collective
@@ -140,34 +140,26 @@ class _Watch:
         order = {name: i for i, name in enumerate(self.ours.values())}
 
         def named(nodes: Iterable[Node]) -> list[str]:
-            return [
-                name
-                for n in nodes
-                for name in ([self.ours[n]] if n in self.ours else served.get(n, []))
-            ]
+            names = [[self.ours[n]] if n in self.ours else served.get(n, []) for n in nodes]
+            return list(chain.from_iterable(names))
 
         placed = {name for told in self.told for name in named(told.exact)}
-        inputs = {
-            id(told): [n for n in named(told.around) if n not in placed] for told in self.told
-        }
-        placed.update(*inputs.values())
+        inputs = [set(named(told.around)) - placed for told in self.told]
+        placed.update(*inputs)
         # a cat without a kernel: the kernels of its parts write into it
-        joined = [(names, {part.get_name() for part in operation.inputs})
-                  for lowering in self.lowerings.values() for operation in lowering.operations
-                  if type(operation).__name__ == "ConcatKernel"
-                  and (names := [n for n in named(operation.get_origins()) if n not in placed])]
+        operations = [o for lowering in self.lowerings.values() for o in lowering.operations]
+        joined = [(set(named(cat.get_origins())) - placed, {part.get_name() for part in cat.inputs})
+                  for cat in operations if type(cat).__name__ == "ConcatKernel"]
         calls = []
-        for told in self.told:
+        for told, views in zip(self.told, inputs, strict=True):
             # a view without a kernel belongs to the call that reads it
-            mine = {*named(told.exact), *inputs[id(told)],
-                    *(n for names, parts in joined if parts & told.writes for n in names)}
-            others = [
-                n.name
-                for n in told.exact
-                if n.op == "call_function" and n not in self.ours and n not in served
-            ]
+            nodes = views.union(
+                named(told.exact), *(n for n, parts in joined if parts & told.writes)
+            )
+            others = [n.name for n in told.exact
+                      if n.op == "call_function" and n not in self.ours and n not in served]
             calls.append(
-                (told.name, told.kind, tuple(sorted(mine, key=order.__getitem__)), tuple(others))
+                (told.name, told.kind, tuple(sorted(nodes, key=order.__getitem__)), tuple(others))
             )
         return {"calls": calls, "same": same, "removed": removed, "missing": self.missing}
 
@@ -176,18 +168,14 @@ def _kind(kernel: Any) -> str:
     if type(kernel).__name__ == "UserDefinedTritonKernel":
         return "triton"
     operator = getattr(kernel, "op_overload", None)
-    if operator is not None and waits(operator):
+    if waits(operator):
         return "wait"
-    return (
-        "collective"
-        if operator is not None and (collective_kind(operator) or sends(operator))
-        else "extern"
-    )
+    return "collective" if collective_kind(operator) or sends(operator) else "extern"
 
 
 @contextmanager
 def watched() -> Iterator[None]:
-    """Inside, the results of `compile_fx_inner` carry the record that `seen` reads, also of a call that it missed."""
+    """Inside, the results of `compile_fx_inner` carry the record that `seen` reads, and what it could not observe."""
     import torch._inductor.codegen.cpp as cpp
     import torch._inductor.codegen.triton as triton
     import torch._inductor.compile_fx as compile_fx
