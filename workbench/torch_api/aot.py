@@ -113,11 +113,16 @@ def _removed_globals(contexts: contextlib.ExitStack) -> Iterator[None]:
 
     def noted(*args: Any) -> CleanupHook:
         hook = create(*args)
-        contexts.callback(lambda: hook.name in hook.scope and hook())  # Dynamo removes those of a failed attempt
+        contexts.callback(_remove_global, hook)
         return hook
 
     with mock.patch.object(CleanupHook, "create", staticmethod(noted)):
         yield
+
+
+def _remove_global(hook: CleanupHook) -> None:
+    if hook.name in hook.scope:  # Dynamo has removed those of a failed attempt
+        hook()
 
 
 def without_results(error: Exception) -> bool:

@@ -34,7 +34,7 @@ def _devices(names: str) -> list[Any]:
 @contextmanager
 def one_worker_thread() -> Iterator[None]:
     """Inside, each new gloo group without explicit options gets one worker thread."""
-    gloo = c10d.ProcessGroupGloo
+    gloo: Any = c10d.ProcessGroupGloo
     original = gloo.__init__
 
     def init(self: Any, store: Any, rank: int, size: int, *args: Any, timeout: timedelta = _DEFAULT,
