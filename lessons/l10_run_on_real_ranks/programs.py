@@ -98,7 +98,7 @@ def _fault(means: Any, right: Sequence[float]) -> str:
 
 
 def averages_of(pool: RankPool, average: Callable[..., Any]) -> tuple[Counts, RankError | None]:
-    """What is wrong with a loop that should return `MEANS` on every rank, and its error. Prints the first wrong list."""
+    """What is wrong with a loop that should return `MEANS` on every rank, and its error. Prints a wrong list."""
     counts = dict.fromkeys(("ranks that wait", "ranks that raise", "results that are no list",
                             "lists of another length", "lists with other means", "all-reduces too many"), 0)
     try:

@@ -58,7 +58,6 @@ class RanksMagics(Magics):
         super().__init__(shell)
         self.pool: RankPool | None = None
         self._asked = DEFAULTS
-        self._prepared: list[int] = []
 
     @magic_arguments()
     @argument("command", nargs="?", choices=COMMANDS, help="without a cell: what to do with the ranks")
@@ -131,9 +130,6 @@ class RanksMagics(Magics):
             if watch is not None:
                 watch.close()
         pool.refuse_divergence()
-        if pool.pids != self._prepared:
-            self._prepared = pool.pids
-            pool.ask(some, "prepare")
         if asked.bring:
             self._bring(pool, some[0], asked.bring)
         values = [None if answer is None else pickle.loads(answer) for answer in answers]

@@ -243,12 +243,6 @@ def file_name(file: str) -> str:
     return os.path.basename(file) if shown == file else shown
 
 
-def own_frame(frames: Sequence[str]) -> tuple[str, int, str] | None:
-    """(file, line, function) of the innermost frame in the user's code, from a stack's lines."""
-    found = next((f for f in map(_FRAME.match, frames) if f and not is_library(f["file"])), None)
-    return (found["file"], int(found["line"]), found["name"]) if found else None
-
-
 def waiting(rank: int, frames: Sequence[str], now: float) -> Failure:
     """A rank that has not answered, with its stack."""
     shown = _folded(frames)

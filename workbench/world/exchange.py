@@ -14,7 +14,6 @@ from workbench.world.diagnosis import (
     cause,
     exit_text,
     note_interrupt,
-    own_frame,
     ranks_text,
     waiting,
     with_source,
@@ -25,8 +24,8 @@ from workbench.world.rank_processes import RankProcesses
 
 GRACE_SECONDS = 1.0
 """After the first failure, how long the other ranks may take to report theirs."""
-LOOK_SECONDS = 6.0
-"""Asked for its first source lines, a rank imports torch's compiler, which takes seconds."""
+LOOK_SECONDS = 4.0
+"""How long a rank may take to report what it launched."""
 TICK_SECONDS = 0.5
 
 
@@ -107,8 +106,9 @@ def _fail(
             f"{processes.folder}, through which new process groups find each other, was removed while the "
             "ranks ran"
         )
-    divergence, all_answered, launches = (None, False, {}) if starting or unsent else compared(
-        processes, frames={rank: frame for rank, lines in stacks.items() if (frame := own_frame(lines))})
+    divergence, all_answered, launches = (
+        (None, False, {}) if starting or unsent else compared(processes)
+    )
     same = same and first.kind == "error" and "CUDA" not in first.summary
     kept = unsent or (same and all_answered and divergence is None)
     if divergence is not None and not same:
@@ -128,29 +128,14 @@ def _fail(
 
 
 def compared(
-    processes: RankProcesses,
-    seconds: float = LOOK_SECONDS,
-    frames: Mapping[int, tuple[str, int, str]] | None = None,
+    processes: RankProcesses, seconds: float = LOOK_SECONDS
 ) -> tuple[Divergence | None, bool, dict[int, list[Launch]]]:
-    """The first collective on which the ranks differ, if any, whether all ranks reported in time, and their launches.
-
-    frames: the line on which each rank waits, used for a rank whose flight recorder does not answer in time.
-    """
-    everyone, limit = range(processes.size), time.monotonic() + seconds
+    """The first collective on which the ranks differ, whether all reported in time, and their launches."""
+    everyone = range(processes.size)
     processes.ask(everyone, "look", "all")
-    launches = {
-        rank: look["launches"] for rank, look in processes.answers(everyone, seconds / 3).items()
-    }
-    if (divergence := first_divergence(launches)) is None:
-        return None, len(launches) == processes.size, launches
-    processes.ask(launches, "look", "lines")
-    answers = processes.answers(list(launches), limit - time.monotonic())
-    lines = {rank: look["launches"] for rank, look in answers.items()}
-    for rank, frame in (frames or {}).items():
-        if rank not in lines and (own := launches.get(rank)) and not own[-1].done:
-            own[-1] = replace(own[-1], stack=(frame,))
-    known = launches | lines
-    return first_divergence(known) or divergence, len(launches) == processes.size, known
+    answers = processes.answers(everyone, seconds)
+    launches = {rank: look["launches"] for rank, look in answers.items()}
+    return first_divergence(launches), len(launches) == processes.size, launches
 
 
 def _waiting(stacks: Mapping[int, Sequence[str]], late: Sequence[int]) -> list[Failure]:

@@ -186,7 +186,7 @@ class RankPool:
         return f"RankPool(size={self._size}, backend={self._backend!r}, {state})"
 
     def ask(self, some: Sequence[int], what: str, *args: Any) -> dict[int, Any]:
-        """Ask some ranks "look", "complete" or "prepare" (see the worker). Empty during a call, or if no ranks run."""
+        """Ask some ranks "look" or "complete" (see the worker). Empty during a call, or if no ranks run."""
         if not self._processes or not self._busy.acquire(blocking=False):
             return {}
         try:

@@ -73,7 +73,7 @@ def _aside(what: str, *args: Any) -> Any:
     """Answer a question, maybe during a call. A question that fails gets an empty answer."""
     questions: dict[str, tuple[Callable[..., Any], Any]] = {
         "look": (_look, {"launches": [], "host_bytes": 0, "gpu_bytes": None}),
-        "complete": (_complete, []), "prepare": (_prepare, None)}
+        "complete": (_complete, [])}
     answer, nothing = questions[what]
     try:
         return answer(*args)
@@ -83,25 +83,18 @@ def _aside(what: str, *args: Any) -> Any:
 
 
 def _look(what: str = "last") -> dict[str, Any]:
-    """This rank's memory, and its collectives: the last one, "all", or all with their source "lines"."""
+    """This rank's memory, and its collectives: the last one, or "all" with their source lines."""
     from workbench.torch_api.distributed.flight_recorder import launches
     from workbench.world.divergence import user_frame
 
-    found = launches(stacks=what == "lines")
+    recorded = launches(stacks=what == "all")
     torch = sys.modules["torch"]
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return {
-        "launches": [user_frame(launch) for launch in (found[-1:] if what == "last" else found)],
+        "launches": [user_frame(launch) for launch in (recorded if what == "all" else recorded[-1:])],
         "host_bytes": pages * os.sysconf("SC_PAGE_SIZE"),
         "gpu_bytes": torch.cuda.memory_allocated() if torch.cuda.is_initialized() else None,
     }
-
-
-def _prepare() -> None:
-    """Import in the background what the first report with source lines needs, which takes a second."""
-    from workbench.torch_api.distributed.flight_recorder import prepare
-
-    threading.Thread(target=prepare, daemon=True, name="prepare").start()
 
 
 def _complete(text: str) -> list[str]:

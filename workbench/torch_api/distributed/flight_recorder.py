@@ -1,12 +1,18 @@
 """torch's flight recorder: the collectives that this process has launched, ended or not.
 
 Source: torch/csrc/distributed/c10d/FlightRecorder.hpp; gloo and NCCL both write to it, TORCH_FR_BUFFER_SIZE entries.
+torch/csrc/profiler/python/combined_traceback.cpp asks Inductor's code cache for the lines of generated code.
 """
 
 from __future__ import annotations
 
 import pickle
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from types import SimpleNamespace
+from unittest.mock import patch
 
 _DTYPES = {"Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16", "Long": "int64",
            "Int": "int32", "Short": "int16", "Char": "int8", "Byte": "uint8", "Bool": "bool"}
@@ -35,10 +41,7 @@ class Launch:
 
 
 def launches(stacks: bool) -> list[Launch]:
-    """The recorded launches, oldest first, without point-to-point operations. Safe in any thread, and never waits.
-
-    With `stacks`, the first call takes a second unless `prepare` was called: torch imports its compiler for them.
-    """
+    """The recorded launches, oldest first, without point-to-point operations. Safe in any thread, and never waits."""
     import torch.distributed as dist
     from torch._C import _distributed_c10d as c10d
     from torch.distributed.distributed_c10d import _world
@@ -51,18 +54,28 @@ def launches(stacks: bool) -> list[Launch]:
         if group in _world.pg_group_ranks
     }
     entries = []
-    for dump in ("_dump_fr_trace", "_dump_nccl_trace"):  # CPU backends; NCCL, where torch has it
-        if hasattr(c10d, dump):
-            # The bytes are this process's own, from the binding.
-            entries += pickle.loads(getattr(c10d, dump)(includeStackTraces=stacks))["entries"]
+    with _no_import_of_inductor():
+        for dump in ("_dump_fr_trace", "_dump_nccl_trace"):  # CPU backends; NCCL, where torch has it
+            if hasattr(c10d, dump):
+                # The bytes are this process's own, from the binding.
+                entries += pickle.loads(getattr(c10d, dump)(includeStackTraces=stacks))["entries"]
     return [_launch(entry, groups) for entry in entries if not entry["is_p2p"]]
 
 
-def prepare() -> None:
-    """Let torch import now what it needs for source lines."""
-    from torch._C._profiler import gather_traceback, symbolize_tracebacks
+@contextmanager
+def _no_import_of_inductor() -> Iterator[None]:
+    """Inside, a code cache without entries stands for Inductor's where that is not imported: it takes 1.2 s of CPU on
+    each rank, and has no entries then. Another thread that reads `torch._inductor` meanwhile finds the empty one, too.
+    """
+    import torch
 
-    symbolize_tracebacks([gather_traceback(python=True, script=False, cpp=False)])
+    if "torch._inductor.codecache" in sys.modules:
+        yield
+        return
+    empty = SimpleNamespace(stack_frames_for_code=lambda path, line: None)
+    inductor = SimpleNamespace(codecache=SimpleNamespace(PyCodeCache=empty))
+    with patch.dict(vars(torch), _inductor=inductor):
+        yield
 
 
 def _launch(entry: dict, groups: dict[str, tuple[int, ...]]) -> Launch:  # type: ignore[type-arg]
