@@ -117,7 +117,7 @@ class RanksMagics(Magics):
         self.pool, self._asked = None, DEFAULTS
 
     def _run(self, asked: Any, cell: str) -> RankValues | None:
-        name = f"cell {self.shell.execution_count}"
+        name = f"cell {len(self.shell.user_ns['In']) - 1}"  # the prompt: execution_count is the next one
         _refuse_what_is_not_python(cell, name)
         sent = {name: self._named(name) for name in asked.send}
         pool = self._pool_for(asked)
