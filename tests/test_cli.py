@@ -59,6 +59,7 @@ def test_help_imports_no_torch(command: list[str]) -> None:
 
 
 def test_recipes_and_passes_are_told_with_what_they_promise(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0 and capsys.readouterr().out.startswith("Where to start:\n\n  workbench tour ")
     assert main(["recipes"]) == 0
     assert ("llama3_hsdp\n  Hybrid sharding: replicas of a sharded group, with TP inside\n"
             "  model   llama3 debug on dp_replicate 2 x dp_shard 2 x tp 2\n  passes  none\n") in capsys.readouterr().out
@@ -68,12 +69,6 @@ def test_recipes_and_passes_are_told_with_what_they_promise(capsys: pytest.Captu
             "  numerics   lossy, norm-relative tolerance 1e-05") in shown
     assert "  requires   inductor_decomposition" in shown
     assert "  options    buckets=[], separate_gather_group=true" in shown
-
-
-def test_without_a_command_it_says_where_to_start(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([]) == 0
-    shown = capsys.readouterr().out
-    assert shown.startswith("Where to start:\n\n  workbench tour ") and "workbench --help lists all" in shown
 
 
 def test_one_recipe_pass_or_lesson_is_told_whole(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -32,19 +32,19 @@ def about(what: str, facts: Facts) -> Finding:
     return next(f for f in findings(facts) if f.what == what)
 
 
-def test_a_good_machine_is_ready() -> None:
+def test_a_good_machine_is_ready_and_each_test_that_did_not_pass_is_told() -> None:
     assert [f.mark for f in findings(GOOD)].count("bad") == 0
     assert text(findings(GOOD)).splitlines()[-1] == "ready: try `workbench tour`"
     assert about("platform", GOOD) == Finding("ok", "platform", "Linux x86_64")
+    told = [(f.what, f.found) for f in findings(replace(GOOD, torch="2.11.0")) if f.what in ("failed", "skipped")]
+    assert told == [("failed", "bucketing"), ("skipped", "flex")]
 
 
 @pytest.mark.parametrize(("what", "change", "mark", "found", "do"), [
     ("platform", {"system": ("Darwin", "arm64")}, "note", "Darwin arm64, untested", "it may work"),
     ("python", {"python": "3.13.1"}, "note", "3.13.1, untested", "tested on Python 3.11 and 3.12"),
     ("torch", {"torch": "2.10.0"}, "bad", "2.10.0", "pip install 'torch>=2.11,<2.16'"),
-    ("torch", {"torch": None}, "bad", "not installed", "pip install 'torch>=2.11,<2.16'"),
     ("torch", {}, "ok", "2.13.0+cpu: 2 of 2 tests pass on 2.13.0, Linux x86_64", ""),
-    ("torch", {"torch": "2.13.4"}, "ok", "2.13.4: 2 of 2 tests pass on 2.13.0, Linux x86_64", ""),
     ("torch", {"torch": "2.11.0"}, "note", "2.11.0: 1 of 3 tests pass on 2.11.0, Linux x86_64", ""),
     ("torch", {"torch": "2.14.1+cu130"}, "note", "2.14.1+cu130: no table of its tests here",
      "make test-fast TORCH=2.14.1 in a checkout"),
@@ -59,11 +59,6 @@ def test_a_good_machine_is_ready() -> None:
 def test_what_is_missing_is_told_with_what_to_do(what: str, change: dict, mark: str, found: str, do: str) -> None:
     told = about(what, replace(GOOD, **change))
     assert told.mark == mark and told.found.startswith(found) and do in told.do
-
-
-def test_each_test_that_did_not_pass_is_told() -> None:
-    told = [(f.what, f.found) for f in findings(replace(GOOD, torch="2.11.0")) if f.what in ("failed", "skipped")]
-    assert told == [("failed", "bucketing"), ("skipped", "flex")]
 
 
 def test_the_tables_are_read_from_their_files(tmp_path: Path) -> None:

@@ -38,7 +38,6 @@ def lost(device, pair):
     return order._kept(chosen, {"forward a": order.Between(0, 0.1, 0.2)}, "the graph").message
 
 
-
 TEXTS = {
     "simulated": lambda device, pair: simulated(pair.by_part, device),
     "its trace for Perfetto": lambda device, pair: simulated(pair.by_part, device).source,
