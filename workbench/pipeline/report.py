@@ -104,7 +104,7 @@ class Report:
     pipeline: verdicts on the whole list of passes, such as numerics against eager.
     saved_bytes: handed from forward to backward on rank 0. training: rank 0's, with losses averaged over ranks; None
     on a fake world. profile: one step's kernels on rank 0's GPU; None elsewhere. peak: rank 0's. not_run: why no pass's
-    graphs were compared and timed; "" where they were. command: what to type for the same run, where a command line
+    graphs were compared; "" where they were. command: what to type for the same run, where a command line
     started it.
     """
 
@@ -242,14 +242,10 @@ class Report:
                 figures.append(f"{row.name}: {'; '.join(changes)}")
         for line in (*self._lossy(), *expected, *figures, *self._figures()):
             lines += _wrapped(line, "", "  ")
-        problems = [line for problem in self.problems for line in _wrapped(problem, "! ", "  ")]
-        text, outcome = self.outcome
-        if color:
-            problems, text = (
-                [painted(line, Outcome.FAIL) for line in problems],
-                painted(text, outcome),
-            )
-        return "\n".join([*lines, *problems, text])
+        for problem in self.problems:
+            wrapped = _wrapped(problem, "! ", "  ")
+            lines += [painted(line, Outcome.FAIL, color) for line in wrapped]
+        return "\n".join([*lines, painted(*self.outcome, color)])
 
     def _title(self) -> str:
         ranks = counted(self.world["size"], f"{self.world['kind']} rank")
@@ -270,11 +266,7 @@ class Report:
                 good = verdict.outcome is Outcome.PASS
                 text = said(verdict) if good else f"{verdict.outcome}: {said(verdict)}"
                 wrapped = _wrapped(text, f"  {verdict.check:<12}", " " * 14)
-                lines += (
-                    wrapped
-                    if good or not color
-                    else [painted(line, verdict.outcome) for line in wrapped]
-                )
+                lines += [painted(line, verdict.outcome, color and not good) for line in wrapped]
         lines += ["", "not checked"] if self.unchecked else []
         for why, checks in self.unchecked.items():
             lines += _wrapped(f"{', '.join(checks)}: {why}", "  ", "    ")

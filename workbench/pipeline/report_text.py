@@ -14,9 +14,9 @@ _OUTCOME = re.compile(rf"\b({'|'.join(Outcome)})\b")
 NO_GRAPH = "compiled callables, and no graph to look at"
 
 
-def painted(text: str, outcome: Outcome) -> str:
-    """Text in the colour of an outcome, for a terminal."""
-    return f"\033[{_COLORS[outcome]}m{text}\033[0m"
+def painted(text: str, outcome: Outcome, color: bool) -> str:
+    """Text in the colour of an outcome, for a terminal that shows colours."""
+    return f"\033[{_COLORS[outcome]}m{text}\033[0m" if color else text
 
 
 def outcomes(verdicts: Sequence[Verdict], checks: Sequence[str]) -> list[Outcome | None]:
@@ -35,11 +35,11 @@ def verdict_grid(
         for name, verdicts in rows
     ]
     lines = aligned([["", *checks], *cells])
-    if color:
-        lines = [
-            _OUTCOME.sub(lambda word: painted(word[0], Outcome(word[0])), line) for line in lines
-        ]
-    return lines
+
+    def paint(word: re.Match[str]) -> str:
+        return painted(word[0], Outcome(word[0]), color)
+
+    return [_OUTCOME.sub(paint, line) for line in lines]
 
 
 def said(verdict: Verdict) -> str:
