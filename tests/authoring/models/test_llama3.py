@@ -7,7 +7,6 @@ import torch
 from torch.nn import functional as F
 
 from workbench.authoring.models.attention import sdpa
-from workbench.authoring.models.layers import apply_rope, rope_table
 from workbench.authoring.models.llama3 import Llama3, Llama3Config
 from workbench.recipe.model_sizes import SIZES
 
@@ -28,17 +27,6 @@ def test_parameter_counts(flavor, parameters):
         model = Llama3(Llama3Config(**SIZES["llama3"][flavor]))
     assert sum(parameter.numel() for parameter in model.parameters()) == parameters
     assert "rope_cos" not in model.state_dict()
-
-
-def test_rope_depends_on_distance_only():
-    cos, sin = rope_table(SMALL.head_dim, SMALL.max_seq_len, SMALL.rope_theta)
-    q, k = torch.randn(1, 1, 1, 8), torch.randn(1, 1, 1, 8)
-
-    def score(i: int, j: int) -> torch.Tensor:
-        return (apply_rope(q, cos[i : i + 1], sin[i : i + 1]) * apply_rope(k, cos[j : j + 1], sin[j : j + 1])).sum()
-
-    torch.testing.assert_close(score(5, 3), score(9, 7))
-    assert not torch.isclose(score(5, 3), score(9, 3))
 
 
 def test_attention_is_causal_and_grouped_queries_are_repeated_keys():
