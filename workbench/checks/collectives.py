@@ -116,14 +116,12 @@ def schedule(graphs: Iterable[GraphModule]) -> list[Entry]:
     """
     entries: list[Entry] = []
     for graph in graphs:
-        numbers: dict[str, dict[str, int]] = {}
-        groups = Groups(facts_of(graph))
-        for name in groups.names():
-            twins = numbers.setdefault(groups.axis(name) or "", {})
-            twins.setdefault(name, len(twins))
-        for c in list_collectives(graph):
-            twins = numbers.setdefault(c.axis or "", {})
-            number = twins.setdefault(c.group, len(twins))
+        groups, listed = Groups(facts_of(graph)), list_collectives(graph)
+        twins: dict[str, list[str]] = {}
+        for name in dict.fromkeys([*groups.names(), *(c.group for c in listed)]):
+            twins.setdefault(groups.axis(name) or "", []).append(name)
+        for c in listed:
+            number = twins[c.axis or ""].index(c.group)
             over = (c.axis or "group") + (f"#{number}" if number else "")
             entries.append((c.op, over, c.reduce_op or "", c.shape, c.dtype, c.group_size))
     return entries
@@ -133,7 +131,7 @@ def _shown(entry: Any) -> str:
     if entry is None:
         return "nothing more"
     op, over, reduction, shape, dtype, size = entry
-    return f"{op} {dtype}{list(shape)} {reduction + ' ' if reduction else ''}over {over}({size})"
+    return " ".join(filter(None, (op, f"{dtype}{list(shape)}", reduction, f"over {over}({size})")))
 
 
 def difference(

@@ -25,7 +25,6 @@ KEEPS = 0.95
 """The share of the hidden collectives that must stay hidden."""
 FAR_LESS = 0.25
 """Of a collective's time: compute below this hides it no more. Estimates of pointwise work differ by less."""
-_NONE = "no collective has a matmul, an attention or enough other compute between its launch and its wait"
 _MORE_WORK = "record and replay the step, or give it more work"
 
 
@@ -50,7 +49,8 @@ def of_choice(order: ChosenOrder) -> Verdict:
         "estimated_for": order.device,
     }
     if not order.hidden:
-        return Verdict("order", Outcome.UNKNOWN, _NONE, evidence)
+        none = "no collective has a matmul, an attention or enough other compute between its launch and its wait"
+        return Verdict("order", Outcome.UNKNOWN, none, evidence)
     text = (
         f"{len(order.hidden)} of {order.collectives} collectives have compute to hide behind, {products} of them a "
         "matmul or an attention"

@@ -87,7 +87,8 @@ class PassRecord:
     @property
     def malformed(self) -> bool:
         """Whether no other check can read the graphs that the pass made."""
-        return self.has_graphs and bool(self.reading(_lint).evidence.get("malformed"))
+        found = check_lint(self, self.known)
+        return found is not None and bool(found.evidence.get("malformed"))
 
     @property
     def broken(self) -> UnusableGraph | None:
@@ -104,19 +105,18 @@ class PassRecord:
 
     def fork(self, known: Known) -> PassRecord:
         """The same record of another run, which may be partitioned otherwise."""
-        readings = {
-            read: found for read, found in self._readings.items() if read is not _effect_of_tags
-        }
+        readings = dict(self._readings)
+        readings.pop(self.item.partition_effect, None)
         return replace(self, known=known, _readings=readings)
 
-    def reading(self, read: Callable[[PassRecord], T]) -> T:
-        """`read(self)`, from memory the second time; its time counts as verification."""
+    def reading(self, read: Callable[..., T], *args: Any) -> T:
+        """`read(*args)`, from memory the second time; its time counts as verification."""
         if read not in self._readings:
             started = time.perf_counter()
-            self._readings[read] = read(self)
+            self._readings[read] = read(*args)
             self.verify_seconds += time.perf_counter() - started
-        found: T = self._readings[read]
-        return found
+        result: T = self._readings[read]
+        return result
 
     def diffs(self) -> list[GraphDiff]:
         """What the pass added, removed and moved in each graph; empty for a lowering pass."""
@@ -151,11 +151,9 @@ def _tags(graph: Any) -> dict[str, str]:
 
 def check_lint(record: PassRecord, known: Known) -> Verdict | None:
     """Whether the next stage can run the graphs; None for callables, which have none to look at."""
-    return record.reading(_lint) if record.has_graphs else None
-
-
-def _lint(record: PassRecord) -> Verdict:
-    return lint.lint(record.before, record.after)
+    if not record.has_graphs:
+        return None
+    return record.reading(lint.lint, record.before, record.after)
 
 
 def check_effect(record: PassRecord, known: Known) -> Verdict:
@@ -164,14 +162,16 @@ def check_effect(record: PassRecord, known: Known) -> Verdict:
     """
     if record.malformed:
         return Verdict("effect", Outcome.UNKNOWN, lint.MALFORMED)
-    # a body counts its replays, so that its effect is another after each step
-    found = _effect(record) if record.stage is Stage.REPLAY else record.reading(_effect)
     item = record.item
+    graphs = item, record.before, record.after, record.options
+    # a body counts its replays, so that its effect is another after each step
+    changes = record.stage is Stage.REPLAY
+    found = effect.of_graphs(*graphs) if changes else record.reading(effect.of_graphs, *graphs)
     if found.happened and item.partition_effect is not None:
         if known.partitioned is None:
             return Verdict("effect", Outcome.UNKNOWN, TAGS, found.evidence)
-        made = record.reading(_effect_of_tags)
-        found = replace(made, evidence=found.evidence | made.evidence)
+        tags = record.reading(item.partition_effect, known.partitioned, record.options)
+        found = replace(tags, evidence=found.evidence | tags.evidence)
     if found.happened and item.executed is not None and known.ran is not None:
         ran = item.executed(found.evidence, known.ran)
         reason = "; ".join(filter(None, (ran.reason, found.reason if ran.happened else "")))
@@ -179,15 +179,6 @@ def check_effect(record: PassRecord, known: Known) -> Verdict:
     if found.happened and (lost := _lost_order(record, known)):
         found = Effect(False, lost, found.evidence)
     return effect.verdict(found)
-
-
-def _effect(record: PassRecord) -> Effect:
-    return effect.of_graphs(record.item, record.before, record.after, record.options)
-
-
-def _effect_of_tags(record: PassRecord) -> Effect:
-    assert record.item.partition_effect is not None and record.known.partitioned is not None
-    return record.item.partition_effect(record.known.partitioned, record.options)
 
 
 def _lost_order(record: PassRecord, known: Known) -> str:
@@ -220,11 +211,7 @@ def check_collectives(record: PassRecord, known: Known) -> Verdict | None:
         return None
     if record.malformed:
         return Verdict("collectives", Outcome.UNKNOWN, lint.MALFORMED)
-    return record.reading(_collectives)
-
-
-def _collectives(record: PassRecord) -> Verdict:
-    return collectives.of_pass(record.item, record.before, record.after, record.options)
+    return record.reading(collectives.of_pass, record.item, record.before, record.after, record.options)
 
 
 def check_order(record: PassRecord, known: Known) -> Verdict | None:
@@ -233,14 +220,9 @@ def check_order(record: PassRecord, known: Known) -> Verdict | None:
         return order.of_choice(record.chosen)
     if record.order is None or not record.order.hidden or record.stage is Stage.REPLAY or record.broken:
         return None
-    return record.reading(_order)
-
-
-def _order(record: PassRecord) -> Verdict:
-    assert record.order is not None
     if record.has_graphs:
-        return order.kept_after(record.order, record.after, "the graph")
-    return order.kept_in_code(record.order, record.before, record.after)
+        return record.reading(order.kept_after, record.order, record.after, "the graph")
+    return record.reading(order.kept_in_code, record.order, record.before, record.after)
 
 
 def check_numerics(record: PassRecord, known: Known) -> Verdict | None:

@@ -79,12 +79,8 @@ def _is_backward(node: Node) -> bool:
 
 def _decomposed(node: Node) -> bool:
     """Whether the node is a part of another operator of the capture."""
-    original = node.meta.get("original_aten")
-    return (
-        original is not None
-        and hasattr(node.target, "overloadpacket")
-        and str(original) != str(node.target)
-    )
+    original = node.meta.get("original_aten", node.target)
+    return hasattr(node.target, "overloadpacket") and str(original) != str(node.target)
 
 
 def attention_ms(call: Composite, spec: DeviceSpec) -> dict[Node, float]:
@@ -92,26 +88,21 @@ def attention_ms(call: Composite, spec: DeviceSpec) -> dict[Node, float]:
 
     The kernel computes in the dtype that it was given, which the parts raise to float32.
     """
-    given = {n for node in call.nodes for n in (node, *node.all_input_nodes)}
-    dtypes = {t.dtype for t in map(_tensor, given) if t is not None and t.is_floating_point()}
+    inputs = {n for node in call.nodes for n in (node, *node.all_input_nodes)}
+    dtypes = {n.meta["val"].dtype for n in inputs if _floating(n)}
     dtype = min(dtypes, key=lambda d: (d.itemsize, str(d)), default=torch.float32)
-    found = dict.fromkeys(call.nodes, 0.0)
+    times = dict.fromkeys(call.nodes, 0.0)
     for node in call.nodes:
         if kind_of(node) != "matmul" or not (flop := node_flops(node)):
             continue
-        sides = sorted(
-            hint(side)
-            for value in map(_tensor, (node, *node.all_input_nodes))
-            if value is not None
-            for side in value.shape[-2:]
-        )
+        tensors = [n.meta["val"] for n in (node, *node.all_input_nodes) if _floating(n)]
+        sides = sorted(hint(side) for tensor in tensors for side in tensor.shape[-2:])
         backward = _is_backward(node)
-        found[node] = spec.attention_ms(
-            flop * (RECOMPUTED if backward else 1), sides[-1], sides[0], backward, dtype
-        )
-    return found
+        scores = RECOMPUTED if backward else 1
+        times[node] = spec.attention_ms(flop * scores, sides[-1], sides[0], backward, dtype)
+    return times
 
 
-def _tensor(node: Node) -> torch.Tensor | None:
+def _floating(node: Node) -> bool:
     value = node.meta.get("val")
-    return value if isinstance(value, torch.Tensor) else None
+    return isinstance(value, torch.Tensor) and value.is_floating_point()

@@ -142,13 +142,13 @@ def _moving_ms(nodes: Collection[Node], spec: DeviceSpec) -> float:
 def separate_ms(gm: GraphModule, device: str | DeviceSpec) -> dict[Node, float]:
     """Milliseconds of each node where each operator is a kernel; one that is captured in parts is one on a GPU."""
     spec = device_spec(device)
-    found = {node: node_ms(node, spec) for node in gm.graph.nodes}
+    costs = {node: node_ms(node, spec) for node in gm.graph.nodes}
     for call in composites(gm, spec):
         if call.operator == ATTENTION:
-            found |= attention_ms(call, spec)
+            costs |= attention_ms(call, spec)
         else:
-            found |= dict.fromkeys(call.nodes, 0.0) | {call.nodes[-1]: _norm_ms(call, spec)}
-    return found
+            costs |= dict.fromkeys(call.nodes, 0.0) | {call.nodes[-1]: _norm_ms(call, spec)}
+    return costs
 
 
 def _norm_ms(call: Composite, spec: DeviceSpec) -> float:
@@ -157,9 +157,8 @@ def _norm_ms(call: Composite, spec: DeviceSpec) -> float:
     Source: aten/src/ATen/native/cuda/layer_norm_kernel.cu.
     """
     traffic = traffic_of(call.nodes)
-    return spec.moving_ms(traffic.bytes) + (
-        spec.moving_ms(sum(traffic.reads.values())) if call.backward else 0.0
-    )
+    again = spec.moving_ms(sum(traffic.reads.values())) if call.backward else 0.0
+    return spec.moving_ms(traffic.bytes) + again
 
 
 def fused_ms(gm: GraphModule, device: str | DeviceSpec) -> dict[Node, float]:
@@ -168,16 +167,18 @@ def fused_ms(gm: GraphModule, device: str | DeviceSpec) -> dict[Node, float]:
     attentions = _attentions(gm, spec)
     costs = {node: node_ms(node, spec) for node in gm.graph.nodes}
     for group in fusion_groups(gm):
-        costs |= dict.fromkeys(group, 0.0) | {
-            group[-1]: _moving_ms([n for n in group if n not in attentions], spec)
-        }
+        moving = _moving_ms([n for n in group if n not in attentions], spec)
+        costs |= dict.fromkeys(group, 0.0) | {group[-1]: moving}
     return costs | attentions
 
 
 def _attentions(gm: GraphModule, spec: DeviceSpec) -> dict[Node, float]:
     """The nodes of attentions in parts, with their share of the time of the one kernel."""
-    return {node: ms for call in composites(gm, spec) if call.operator == ATTENTION
-            for node, ms in attention_ms(call, spec).items()}
+    times: dict[Node, float] = {}
+    for call in composites(gm, spec):
+        if call.operator == ATTENTION:
+            times |= attention_ms(call, spec)
+    return times
 
 
 def kernels_ms(kernels: Kernels, gm: GraphModule, device: str | DeviceSpec) -> list[float]:
