@@ -19,22 +19,22 @@ from workbench.torch_api.ops import aliased_inputs, collective_kind, host_copy, 
 
 KINDS = ("collective", "host copy", "wait", "attention", "matmul", "view", "copy", "create", "pointwise", "reduction",
          "random", "index", "bookkeeping", "other")
-_MATMULS = {"mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_grouped_mm", "_scaled_grouped_mm", "convolution",
-            "convolution_backward", "linear", "matmul"}
-_COPIES = {"_to_copy", "clone", "cat", "copy", "copy_", "contiguous", "constant_pad_nd", "_foreach_copy_", "stack",
-           "all_gather_copy_in", "_pre_bucket_all_gather", "_pre_bucket_reduce_scatter", "convert_element_type"}
-_CREATES = {"empty", "empty_strided", "zeros", "ones", "full", "arange", "scalar_tensor", "new_empty", "new_zeros",
-            "zeros_like", "ones_like", "full_like", "empty_like", "new_empty_strided", "new_ones", "new_full", "eye"}
-_INDEXES = {"embedding", "embedding_dense_backward", "index", "index_put", "index_put_", "gather", "scatter",
-            "scatter_add", "index_select", "slice_backward", "select_backward", "select_scatter", "slice_scatter",
-            "embedding_backward", "nll_loss_forward", "nll_loss_backward"}
+_OPERATORS = {
+    "matmul": "mm addmm bmm baddbmm _scaled_mm _grouped_mm _scaled_grouped_mm convolution convolution_backward "
+    "linear matmul",
+    "copy": "_to_copy clone cat copy copy_ contiguous constant_pad_nd _foreach_copy_ stack all_gather_copy_in "
+    "_pre_bucket_all_gather _pre_bucket_reduce_scatter convert_element_type",
+    "create": "empty empty_strided zeros ones full arange scalar_tensor new_empty new_zeros zeros_like ones_like "
+    "full_like empty_like new_empty_strided new_ones new_full eye",
+    "index": "embedding embedding_dense_backward index index_put index_put_ gather scatter scatter_add "
+    "index_select slice_backward select_backward select_scatter slice_scatter embedding_backward "
+    "nll_loss_forward nll_loss_backward",
+    "reduction": "sum mean amax amin max min var var_mean any all argmax _softmax _log_softmax "
+    "_softmax_backward_data _log_softmax_backward_data logsumexp cumsum norm linalg_vector_norm "
+    "_fused_rms_norm _fused_rms_norm_backward native_layer_norm native_layer_norm_backward sort topk prod",
+}
+_BY_NAME = {name: kind for kind, names in _OPERATORS.items() for name in names.split()}
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)(?:\.|$)")
-_REDUCTIONS = {"sum", "mean", "amax", "amin", "max", "min", "var", "var_mean", "any", "all", "argmax", "_softmax",
-               "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data", "logsumexp", "cumsum", "norm",
-               "linalg_vector_norm", "_fused_rms_norm", "_fused_rms_norm_backward", "native_layer_norm",
-               "native_layer_norm_backward", "sort", "topk", "prod"}
-
-
 Item = TypeVar("Item")
 
 
@@ -70,19 +70,12 @@ def _kind(target: Any) -> str:
         return "host copy"
     if "scaled_dot_product" in short or "flex_attention" in short or "flash_attention" in short:
         return "attention"
-    for kind, names in (
-        ("matmul", _MATMULS),
-        ("copy", _COPIES),
-        ("create", _CREATES),
-        ("index", _INDEXES),
-    ):
-        if short in names:
-            return kind
+    kind = _BY_NAME.get(short, "other")
+    if kind not in ("other", "reduction"):
+        return kind
     if torch.Tag.nondeterministic_seeded in tags:
         return "random"
-    if torch.Tag.pointwise in tags:
-        return "pointwise"
-    return "reduction" if short in _REDUCTIONS else "other"
+    return "pointwise" if torch.Tag.pointwise in tags else kind
 
 
 def kind_of(node: torch.fx.Node) -> str:
