@@ -248,15 +248,5 @@ def named(row: dict[str, Any]) -> str:
     return "sentence" if row["named"] else "bisect" if row["located"] else ""
 
 
-def committed(path: Path) -> list[dict[str, Any]]:
-    """The rows that `write_table` wrote, without their sentences."""
-    with path.open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
-    return [{"key": row["mutant"], "subject": row["mutant"].split("/")[0], "operator": row["mutant"].split("/")[2],
-             "kind": OPERATORS[row["mutant"].split("/")[2]].kind, "nodes": row["touches"].split(), "by": row["verdict"],
-             "caught": dict.fromkeys(row["fails"].split(), ""), "told": dict.fromkeys(row["tells"].split(), ""),
-             "named": row["named by"] == "sentence", "located": row["named by"] == "bisect"} for row in rows]
-
-
 if __name__ == "__main__":
     main()

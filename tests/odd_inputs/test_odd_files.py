@@ -1,4 +1,4 @@
-"""Odd files that a command reads back: reports, traces, tables, figures and estimates are used, or refused by name."""
+"""Odd files that a command reads back, and odd sizes of recipes: they are used, or refused by name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from odd import damaged, edited, edits, holds, is_a_sentence, json_values
 
 from workbench.errors import WorkbenchError
-from workbench.tools import compatibility
 from workbench.torch_api.devices.profile import MACHINES, load_profile, measured_spec
 from workbench.world.fake import fake_world
 
@@ -53,21 +52,6 @@ def test_a_calibration_is_a_device_or_is_refused(tmp_path: Path) -> None:
             assert all(0 < ms < float("inf") for ms in times) and device.trust
 
     holds(5000, check, odd(few))
-
-
-COMPAT = {"torch": "2.13.0", "system": "Linux", "machine": "x86_64", "rows": [{"what": "a", "outcome": "passed"}]}
-
-
-def test_a_table_of_results_is_used_or_refused(tmp_path: Path) -> None:
-    path = tmp_path / "compat_torch_2.13.0.json"
-
-    def check(text: bytes) -> None:
-        path.write_bytes(text)
-        found = refused(lambda: compatibility.load_tables(tmp_path), path.name)
-        if found:
-            assert all(each.passed + len(each.others) == len(each.rows) for each in found)
-
-    holds(5000, check, odd(COMPAT))
 
 
 @pytest.mark.usefixtures("fake4")

@@ -41,8 +41,8 @@ def _boundary(before: Snapshot, after: Snapshot) -> tuple[list[str], list[str]]:
         unusable.append(
             f"placeholders changed{differing(list(was), list(now)) or ': they are in another order'}"
         )
-    for name in was.keys() & now.keys():
-        if was[name] != now[name]:
+    for name in was:
+        if now.get(name, was[name]) != was[name]:
             problems.append(f"placeholder {name} was {was[name]} and is {now[name]}")
     if len(before.outputs) != len(after.outputs):
         lost = differing(*([name for name, _ in side.outputs] for side in (before, after)))
