@@ -197,7 +197,9 @@ def problems_of(before: torch.fx.GraphModule, after: object) -> tuple[list[str],
                            ("draw of random numbers", old.draws, new.draws)):
         if len(now) > len(was):
             problems.append(f"{len(now) - len(was)} {what} more than before{differing(was, now)}")
-    return unusable, problems or _lost_metadata(before, after)
+    if not unusable and not problems:
+        problems = _lost_metadata(before, after)
+    return unusable, problems
 
 
 def lint(before: Sequence[torch.fx.GraphModule], after: Sequence[object]) -> Verdict:
