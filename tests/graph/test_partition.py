@@ -13,6 +13,7 @@ from workbench.graph.lower import compile_step
 from workbench.graph.partition import partition, saved_nodes
 from workbench.graph.read.nodes import output_values
 from workbench.pipeline.run_passes import run_joint, saved_bytes
+from workbench.torch_api.ops import is_symbolic
 from workbench.world.fake import fake_world
 from workbench.world.mesh import World
 
@@ -94,3 +95,11 @@ def test_by_default_everything_is_saved_that_the_backward_reads(joint, pair):
         partition(joint, by="min-cut")
     assert str(caught.value) == "partition(..., by='min-cut'): by must be one of min_cut, default"
     assert not joint.closed
+
+
+def test_a_pair_whose_sizes_a_step_decides_has_a_repr(joint):
+    model = {"model.family": "deepseek_v3", "model.n_layers": 2, "model.dispatch": "dropless", "mesh.ep": 2}
+    pair = partition(capture(author(small(FSDP_TP).override(model), joint.authored.world)))
+    saved = saved_nodes(*pair.graphs)
+    assert any(is_symbolic(node.meta["val"]) and isinstance(node.meta["val"], torch.Tensor) for node in saved)
+    assert repr(pair).startswith("ForwardBackward(small: forward ")

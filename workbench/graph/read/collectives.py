@@ -151,10 +151,11 @@ def list_collectives(gm: torch.fx.GraphModule) -> list[Collective]:
     return [collective_of(node, groups) for node in starts]
 
 
-def list_host_copies(gm: torch.fx.GraphModule) -> list[Collective]:
-    """The copies to the host and back."""
+def list_launches(gm: torch.fx.GraphModule) -> list[Collective]:
+    """The collectives, and then the copies to the host and back."""
     groups = Groups(facts_of(gm))
-    return [collective_of(n, groups) for n in calls_of(gm.graph, lambda t: host_copy(t) is not None)]
+    copies = calls_of(gm.graph, lambda target: host_copy(target) is not None)
+    return list_collectives(gm) + [collective_of(node, groups) for node in copies]
 
 
 def launches(collectives: Iterable[Collective]) -> dict[tuple[str, str], int]:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from torch.fx import GraphModule, Node
 
-from workbench.graph.read.collectives import list_collectives, list_host_copies
+from workbench.graph.read.collectives import list_launches
 from workbench.graph.read.kernels import Kernels
 from workbench.graph.read.nodes import is_compute
 from workbench.graph.read.timeline import Costs
@@ -63,8 +63,7 @@ def between_calls(kernels: Kernels, graph: GraphModule, times: Sequence[float],
 def _between(steps: Iterable[tuple[tuple[str, ...], int, float]], graph: GraphModule,
              needed: Mapping[str, float]) -> dict[str, Between]:
     """steps: the launches and waits in order, and the products and milliseconds of each."""
-    listed = list_collectives(graph) + list_host_copies(graph)
-    start_of = {wait: c.node for c in listed for wait in c.waits if wait != c.node}
+    start_of = {wait: c.node for c in list_launches(graph) for wait in c.waits if wait != c.node}
     starts: dict[str, tuple[int, float]] = {}
     found: dict[str, Between] = {}
     products, ms = 0, 0.0

@@ -14,12 +14,7 @@ from torch.fx import GraphModule, Node
 
 from workbench.errors import WorkbenchError
 from workbench.graph.facts import facts_of
-from workbench.graph.read.collectives import (
-    Collective,
-    axis_names,
-    list_collectives,
-    list_host_copies,
-)
+from workbench.graph.read.collectives import Collective, axis_names, list_launches
 from workbench.graph.read.cost import DeviceSpec, device_spec
 from workbench.graph.read.nodes import kind_of, module_path
 from workbench.graph.read.timeline import Clock, Costs, costs_of
@@ -142,7 +137,7 @@ def simulated(graphs: GraphModule | Mapping[str, GraphModule], device: str | Dev
             )
         costs = costs_of(gm, spec, fused=fused)
         launched, cpu = _launched(costs, launch_us / 1e3, view_us / 1e3, cpu, replayed)
-        drawn, total = _part(part, gm, costs, list_collectives(gm) + list_host_copies(gm), start,
+        drawn, total = _part(part, gm, costs, list_launches(gm), start,
                              launched if launch_us else {})
         compute += sum(span.ms for span in drawn if span.lane == COMPUTE)
         spans += drawn

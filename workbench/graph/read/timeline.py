@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch.fx import GraphModule, Node
 
 from workbench.graph.facts import facts_of
-from workbench.graph.read.collectives import Groups, collective_of, list_collectives, list_host_copies
+from workbench.graph.read.collectives import Groups, collective_of, list_launches
 from workbench.graph.read.cost import DEVICES, DeviceSpec, collective_ms, device_spec, node_ms
 from workbench.graph.read.fused_cost import fused_ms, separate_ms
 from workbench.graph.read.nodes import is_compute
@@ -51,7 +51,7 @@ def costs_of(gm: GraphModule, device: str | DeviceSpec, *, fused: bool = False) 
     spec = device_spec(device)
     costs = Costs(fused_ms(gm, spec) if fused else separate_ms(gm, spec), {}, {}, {}, spec)
     named = {node.name: node for node in gm.graph.nodes}
-    for c in list_collectives(gm) + list_host_copies(gm):
+    for c in list_launches(gm):
         node = named[c.node]
         costs.collective[node] = not_hidden(collective_ms(c, spec), costs.compute[node], c.group_size)
         costs.group[node] = c.group
@@ -76,8 +76,8 @@ class Clock:
     long compute stood still for it. delayed: the collectives that waited for the product that started with them.
     """
 
-    def __init__(self, costs: Costs, now: float = 0.0):
-        self.costs, self.now, self.compute_ms = costs, now, 0.0
+    def __init__(self, costs: Costs):
+        self.costs, self.now, self.compute_ms = costs, 0.0, 0.0
         self.begin: dict[Node, float] = {}
         self.finish: dict[Node, float] = {}
         self.exposed: dict[Node, float] = {}
@@ -125,9 +125,8 @@ class Clock:
             return ms
         together = min(ms * spec.compute_slowdown, max(self.finish[n] for n in sending) - self.now)
         for node in sending:
-            self.finish[node] += min(together, self.finish[node] - self.now) * (
-                1 - 1 / spec.collective_slowdown
-            )
+            beside = min(together, self.finish[node] - self.now)
+            self.finish[node] += beside * (1 - 1 / spec.collective_slowdown)
             group = self.costs.group[node]
             self._lanes[group] = max(self._lanes[group], self.finish[node])
         return together + ms - together / spec.compute_slowdown
