@@ -104,15 +104,9 @@ def test_an_order_is_taken_from_the_board_or_typed(board):
     rival = board.measure(board.rival)
     loose = {"exposed ms": rival["exposed ms"], "peak bytes": rival["peak bytes"]}
     assert ordered(board, board, loose)[:2] == ordered(board.rival, board, loose)[:2] == (1.0, "every target met")
-
-
-def test_an_order_that_no_graph_can_have_is_refused(board):
-    given, (start, *_) = board.given, [name for name in board.given if name.startswith("all_gather")]
-    known = f"the order is no permutation of the graph's nodes (backward, {len(given)} nodes): "
-    assert ordered(given[:-1], board)[:2] == (0.0, known + "1 nodes are missing, output first")
-    assert ordered([*given[:-1], given[0], "output"], board)[1] == known + f"1 names stand twice, {given[0]} first"
-    score, message, _ = ordered([start, *(name for name in given if name != start)], board)
-    assert score == 0 and message.startswith("lint: ")
+    assert ordered(board.given[:-1], board)[:2] == (
+        0.0, f"the order is no permutation of the graph's nodes (backward, {len(board.given)} nodes): "
+             "1 nodes are missing, output first")
     assert ordered(3, board)[1] == "give the board, or the names of all its nodes in their order"
 
 

@@ -36,9 +36,3 @@ def test_each_link_of_a_chain_is_found_over_several_groups():
     text = lanes(failed(launches, r0="waits", r2="waits")).text
     assert "rank 0: waits in all_reduce over tp {0, 1}, line 7; did not reach all_reduce over dp {0, 2}, line 7" in text
     assert "rank 1: ended without all_reduce over tp {0, 1}, line 7; returned" in text
-
-
-def test_only_the_last_collectives_are_drawn_and_a_rank_that_cannot_tell_has_an_empty_lane():
-    error = failed({0: [launch(n, line=n) for n in range(1, 9)]}, r0="waits", r1="waits")
-    first, second = lanes(error, last=2).text.splitlines()[1:]
-    assert first == "rank 0: all_reduce, line 7; all_reduce, line 8" and second == "rank 1: waits"
