@@ -30,14 +30,6 @@ def gathered(value: Any) -> list[Any]:
     return every
 
 
-def _over(c: Collective) -> str:
-    """The ranks that a collective runs over, by name: a second process group over the same ranks counts as one."""
-    if c.axis:
-        return c.axis
-    ranks = group_ranks(c.group)
-    return f"ranks {list(ranks)}" if ranks else f"group {c.group}"
-
-
 def moved_bytes(collectives: Iterable[Collective]) -> tuple[Moved, Moved]:
     """(bytes, launches) by (kind, mesh axis or ranks, reduction).
 
@@ -51,7 +43,12 @@ def moved_bytes(collectives: Iterable[Collective]) -> tuple[Moved, Moved]:
 
 
 def _key(c: Collective) -> tuple[str, str, str]:
-    return c.kind, _over(c), c.reduce_op or ""
+    """A second process group over the same ranks counts as one."""
+    over = c.axis
+    if over is None:
+        ranks = group_ranks(c.group)
+        over = f"ranks {list(ranks)}" if ranks else f"group {c.group}"
+    return c.kind, over, c.reduce_op or ""
 
 
 def conserved(before: Iterable[Collective], after: Iterable[Collective], *, fewer: bool = False,
@@ -68,11 +65,13 @@ def conserved(before: Iterable[Collective], after: Iterable[Collective], *, fewe
         name = " ".join(filter(None, key))
         rows[name] = {"bytes_before": was[key], "bytes_after": now[key], "launches_before": launched[key],
                       "launches_after": launches[key]}
-        nodes = differing(_nodes(before, key), _nodes(after, key))
+        problems = []
         if was[key] != now[key] and not (fewer and now[key] < was[key]):
-            wrong.append(f"{name}: {was[key]:,} bytes before, {now[key]:,} after{nodes}")
+            problems.append(f"{was[key]:,} bytes before, {now[key]:,} after")
         if (same_launches or key[0] == "all_to_all") and launched[key] != launches[key]:
-            wrong.append(f"{name}: {launched[key]} launches before, {launches[key]} after{nodes}")
+            problems.append(f"{launched[key]} launches before, {launches[key]} after")
+        for problem in problems:
+            wrong.append(f"{name}: {problem}{differing(_nodes(before, key), _nodes(after, key))}")
     if wrong:
         return Verdict("collectives", Outcome.FAIL, "; ".join(wrong), rows)
     if not rows:

@@ -55,13 +55,9 @@ def visible_effects(gm: torch.fx.GraphModule) -> dict[str, list[str]]:
                 found.setdefault(f"write to {buffer.name}", []).append(node.name)
     for node in calls_of(gm.graph, lambda target: op_name(target) in _ASSERTIONS):
         found.setdefault(op_name(node.target), []).append(node.name)
-    for node in calls_of(gm.graph, _from_python):
+    for node in calls_of(gm.graph, lambda target: getattr(target, "__module__", None) == "builtins"):
         found.setdefault(f"call of {node.target.__name__}", []).append(node.name)  # type: ignore[union-attr]
     return found
-
-
-def _from_python(target: Any) -> bool:
-    return getattr(target, "__module__", None) == "builtins"
 
 
 def same_program(before: torch.fx.GraphModule, after: torch.fx.GraphModule) -> bool:

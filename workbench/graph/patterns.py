@@ -107,7 +107,7 @@ def replace_pattern(
     Raises WorkbenchError, before any replacement, if a pattern cannot be traced, or if the results would differ in
     number, shape, strides, dtype or device; and where a result would need what is computed behind its reader.
     """
-    count, other = _count(pattern), _count(replacement)
+    count, other = (len(inspect.signature(function).parameters) for function in (pattern, replacement))
     if count != other:
         raise WorkbenchError(f"the pattern takes {count} inputs, and the replacement {other}")
     examples = [torch.empty(4, 4) for _ in range(count)] if inputs is None else list(inputs)
@@ -122,15 +122,6 @@ def replace_pattern(
             return _replace(gm, wanted, instead, places)
         misses.append(miss)
     return Replaced(0, near_miss=min(misses, key=lambda miss: miss.startswith(_ABSENT)))
-
-
-def _count(function: Callable[..., Any]) -> int:
-    try:
-        return len(inspect.signature(function).parameters)
-    except (TypeError, ValueError):  # built in
-        raise WorkbenchError(
-            f"{function!r} does not say how many inputs it takes: wrap it in a lambda"
-        ) from None
 
 
 def _traced(

@@ -14,7 +14,7 @@ from torch.fx import GraphModule, Node
 from workbench.graph.read.composites import ATTENTION, Composite, attention_ms, composites
 from workbench.graph.read.cost import DeviceSpec, device_spec, node_ms
 from workbench.graph.read.kernels import Kernel, Kernels
-from workbench.graph.read.nodes import is_compute, kind_of
+from workbench.graph.read.nodes import is_compute, kind_of, reachable
 from workbench.torch_api.ops import COMPILED_REGION, tensor_bytes
 
 _FUSES = frozenset({"pointwise", "reduction", "copy", "create", "index", "random"})
@@ -60,20 +60,19 @@ def _levels(gm: GraphModule, fuses: Collection[Node]) -> dict[Node, int]:
     return level
 
 
-def with_views(group: Iterable[Node]) -> list[Node]:
+def with_views(group: Iterable[Node]) -> set[Node]:
     """The nodes of a kernel and the views of its results."""
-    found = list(group)
-    for node in found:
-        found += [
-            user for user in node.users if user.op == "call_function" and kind_of(user) in _THROUGH
-        ]
-    return list(dict.fromkeys(found))
+    return reachable(group, lambda node: (user for user in node.users if _is_view(user)))
+
+
+def _is_view(node: Node) -> bool:
+    return node.op == "call_function" and kind_of(node) in _THROUGH
 
 
 def _views(node: Node) -> list[Node]:
     """A view, what it is a view of, and so on to the node that owns the memory; a node that is no view alone."""
     found = [node]
-    while node.op == "call_function" and kind_of(node) in _THROUGH and node.all_input_nodes:
+    while _is_view(node) and node.all_input_nodes:
         node = node.all_input_nodes[0]
         found.append(node)
     return found
@@ -129,7 +128,7 @@ def traffic_of(nodes: Collection[Node]) -> KernelTraffic:
 def _readers(node: Node) -> Iterable[Node]:
     """The nodes that read a node's memory, itself or through views."""
     for user in node.users:
-        if user.op == "call_function" and kind_of(user) in _THROUGH:
+        if _is_view(user):
             yield from _readers(user)
         else:
             yield user
