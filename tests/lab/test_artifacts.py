@@ -20,10 +20,9 @@ from workbench.cli import main
 from workbench.lab.artifacts import all_ranks, compile_recipe, folder, run_artifact
 from workbench.lab.artifacts.all_ranks import transform
 from workbench.lab.artifacts.folder import MANIFEST, SUMS, made_of, new_folder, read_manifest
-from workbench.lab.artifacts.program import digests, load_step, read_program, run_once
+from workbench.lab.artifacts.program import digests, load_step, read_program
 from workbench.recipe.wording import json_text
 from workbench.tools.own_files import import_file
-from workbench.torch_api import aot
 from workbench.world.fake import fake_world
 from workbench.world.ranks import RankPool
 
@@ -278,29 +277,6 @@ def test_a_step_that_is_replayed_trains_as_a_build_does(step: str, tmp_path: Pat
     assert [effect.outcome for effect in effects] == [Outcome.PASS] * 2
     assert effects[0].evidence["replays"] == ([3, 3] if step == "pair" else [3])
     assert effects[0].evidence == effects[1].evidence  # as many inputs at fixed addresses, and as many copied
-
-
-@pytest.mark.parametrize("step", ["pair", pytest.param("whole", marks=pytest.mark.nightly)])
-def test_every_body_runs_once_on_zeros_in_the_layout_of_its_inputs(step: str) -> None:
-    def layouts(values: list[Any]) -> list[Any]:
-        return [(v.shape, v.stride(), v.dtype) for v in values if isinstance(v, torch.Tensor)]
-
-    seen: list[Any] = []
-
-    def noting(graph: torch.fx.GraphModule) -> Callable[[list[Any]], Any]:
-        body = aot.boxed(graph)
-
-        def call(args: list[Any]) -> Any:
-            seen.append(layouts(args))
-            return body(args)
-
-        return call
-
-    with fake_world(2) as world:
-        graphs = transform(tiny("llama3", 2, 1, training__step=step), world)[0].graphs
-        run_once(graphs, [noting(graph) for graph in graphs])
-    inputs = [[node.meta.get("val") for node in graph.graph.find_nodes(op="placeholder")] for graph in graphs]
-    assert seen == list(map(layouts, inputs)) and len(seen) == (2 if step == "pair" else 1)
 
 
 def test_what_one_gpu_cannot_compile_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,29 +63,6 @@ def test_options_change_the_memory_as_under_torch_compile(two, config, allocatio
     assert ours.estimate == theirs.estimate
 
 
-def test_the_order_and_its_estimate():
-    def function(x, a, b):
-        wide = [x @ each for each in (a, b)]
-        return [each.T @ x for each in wide]
-
-    given = torch.randn(TOKENS, 4), torch.randn(4, 512), torch.randn(4, 512)
-    as_is = look_inside(function, *given)
-    kept = look_inside(function, *given, config={"reorder_for_peak_memory": False, "reorder_for_locality": False})
-    wide = TOKENS * 512 * 4  # an estimate needs no pass that prepares it
-    peaks = buffers_of(as_is).peak, buffers_of(kept).peak
-    assert as_is.estimate <= peaks[0] and kept.estimate <= peaks[1]  # inputs are the caller's
-    assert kept.estimate - as_is.estimate > wide / 2 and peaks[1] - peaks[0] > wide / 2
-
-
-def test_sizes_that_a_run_decides():
-    def function(x, keep):
-        return torch.relu(x[keep.nonzero()[:, 0]] @ SQUARE)
-
-    seen = look_inside(function, X, torch.ones(TOKENS, dtype=torch.bool))
-    assert buffers_of(seen).unknown and buffers_of(seen).peak == 0
-    assert "u0" in seen.code and seen.estimate == 0
-
-
 def test_a_node_by_eager_breaks_the_fusion():
     block = FeedForward(DIM, HIDDEN)
     assert look_inside(block, X).kernels.kinds == {"cpp": 1, "extern": 3}
@@ -95,7 +72,7 @@ def test_a_node_by_eager_breaks_the_fusion():
 
 def test_bad_input_word_for_word():
     assert raised(torch.relu, X, eager=["rellu"]) == (
-        "look_inside: eager: the graph has no operator node 'rellu': did you mean 'relu'?")
+        "look_inside: eager: the graph has no operator node 'rellu'; did you mean 'relu'?")
     assert raised(torch.relu, X, config={"memory_plan": True}) == (
         "look_inside: Inductor has no option 'memory_plan': did you mean 'memory_planning'?")
     assert raised(lambda x: x.add_(1), X) == (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 
 import cloudpickle
 import pytest
@@ -10,6 +11,7 @@ import torch
 from on_ranks import calls, insert, small, user_pass
 
 from workbench import run
+from workbench.torch_api.devices.float8 import scaled_products
 
 pytestmark = [pytest.mark.integration, pytest.mark.ranks]
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -30,6 +32,15 @@ def test_a_run_counts_the_products_that_a_step_ran(pool2):
     assert effect.outcome == "PASS" and effect.evidence["ran"] == effect.evidence["converted"] == 21
     assert effect.message.startswith("21 scaled products ran in a step, for 21 converted ones")
     assert effect.evidence["emulated"] and effect.message.endswith("and so nothing is said of time")
+
+
+def test_products_of_float8_are_counted_by_their_kernels_and_casts_are_not():
+    products = ["nvjet_sm90_qqtst_128x128_128x6_2x1_v_bz_coopA_algo2_TNT", "triton_tem_fused__scaled_mm_4",
+                "sm89_xmma_gemm_e4m3bf16_e4m3f32_f32_tn_n_tilesize64x64x128_stage3_kernel",
+                "void cutlass::device_kernel<cutlass::gemm::kernel::GemmUniversal<cutlass::float_e4m3_t>>"]
+    others = ["nvjet_sm90_tst_128x256_64x4_2x1_v_bz_coopA_NTN", "triton_red_fused__scaled_mm_abs_amax_0",
+              "void at::native::vectorized_elementwise_kernel<4, gemm_like<c10::Float8_e5m2>>"]
+    assert scaled_products(Counter(products + others)) == len(products)
 
 
 def lowered_back(gm):

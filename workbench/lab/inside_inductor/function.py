@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from types import FunctionType
 from typing import Any
 
@@ -18,6 +17,7 @@ from workbench.errors import WorkbenchError
 from workbench.graph.facts import GraphFacts, set_facts
 from workbench.graph.read.kernels import Kernel, Kernels, find_kernels
 from workbench.graph.read.nodes import provenance
+from workbench.recipe.strict_toml import suggestion
 from workbench.torch_api import aot
 from workbench.torch_api.inductor import inside
 from workbench.torch_api.inductor.inside import Part
@@ -101,9 +101,8 @@ def look_inside(
     operators = {n.name: n for n in graph.graph.nodes if n.op == "call_function"}
     for name in eager:
         if name not in operators:
-            near = get_close_matches(name, operators, 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(operators)}"
-            raise WorkbenchError(f"look_inside: eager: the graph has no operator node {name!r}: {hint}")
+            hint = suggestion(name, operators)
+            raise WorkbenchError(f"look_inside: eager: the graph has no operator node {name!r}{hint}")
         inside.mark_fallback(operators[name])
     wrappers: list[GraphModule] = []
 
