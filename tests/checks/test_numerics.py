@@ -96,8 +96,8 @@ def test_writes_to_inputs_are_compared_too():
     gm.forward, broken.forward = steps(False), steps(True)
     same = clone(gm)
     same.forward = steps(False)
-    assert verdict(compare_graphs(joint(gm, same), [x], [torch.ones(())], 1)).outcome is Outcome.PASS
-    assert verdict(compare_graphs(joint(gm, broken), [x], [torch.ones(())], 1)).outcome is Outcome.FAIL
+    assert verdict([compare_graphs(joint(gm, same), [x], [torch.ones(())], 1)]).outcome is Outcome.PASS
+    assert verdict([compare_graphs(joint(gm, broken), [x], [torch.ones(())], 1)]).outcome is Outcome.FAIL
     assert torch.equal(x, torch.ones(3))
 
 

@@ -16,6 +16,7 @@ from mutants.subjects import Subject, subject
 from torch.fx import GraphModule
 
 from workbench.checks import collectives
+from workbench.checks.collectives import gathered
 from workbench.checks.numerics import verdict
 from workbench.checks.record import PassRecord
 from workbench.checks.verdicts import Outcome, Verdict
@@ -25,6 +26,7 @@ from workbench.pipeline.proofs.numerics_proof import compare_graphs, revealing
 from workbench.pipeline.run_passes import copy_graph
 from workbench.pipeline.train import deterministic
 from workbench.recipe.contracts import CONTRACTS, Numerics, Options, PassContract, Stage, declare
+from workbench.recipe.wording import first_line
 from workbench.torch_api.distributed.fake import without_log
 from workbench.torch_api.distributed.symmetric_memory import as_two_operators
 from workbench.world.mesh import current_world
@@ -175,6 +177,14 @@ def _located(record: PassRecord, whole: Subject, tangents: list[Any]) -> list[st
 
 def _compared(whole: Subject, record: PassRecord, inputs: list[Any], tangents: list[Any]) -> dict[str, Any]:
     """One run of the mutant against the original."""
-    ranks = compare_graphs(record, inputs, tangents, whole.size)
-    said = verdict(ranks)
-    return {"outcome": "RAISED" if any(rank.raised for rank in ranks) else str(said.outcome), "message": said.message}
+    mine, error = None, ""
+    try:
+        mine = compare_graphs(record, inputs, tangents, whole.size)
+    except Exception as raised:
+        error = f"its graph raises {type(raised).__name__}: {first_line(raised)}"
+    ranks = gathered((mine, error))
+    for rank, (_, text) in enumerate(ranks):
+        if text:
+            return {"outcome": "RAISED", "message": f"rank {rank}: {text}"}
+    said = verdict([comparison for comparison, _ in ranks])
+    return {"outcome": str(said.outcome), "message": said.message}

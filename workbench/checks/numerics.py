@@ -103,7 +103,6 @@ class Comparison:
 
     bound: norm-relative; None where the contract asks for equal bits. problems: one line for each output that breaks
     the contract. worst: the largest norm-relative difference of all outputs. unknown: why nothing was compared.
-    raised: why the second run ended.
     """
 
     contract: str
@@ -112,7 +111,6 @@ class Comparison:
     problems: tuple[str, ...] = ()
     worst: float = 0.0
     unknown: str = ""
-    raised: str = ""
 
 
 def compare(before: Sequence[Any], after: Sequence[Any], contract: PassContract, *, group_size: int = 1,
@@ -156,8 +154,6 @@ def verdict(ranks: Sequence[Comparison]) -> Verdict:
 def _of_rank(comparison: Comparison) -> Verdict:
     if comparison.unknown:
         return Verdict("numerics", Outcome.UNKNOWN, comparison.unknown)
-    if comparison.raised:
-        return Verdict("numerics", Outcome.FAIL, comparison.raised)
     outputs, problems, bound = comparison.outputs, comparison.problems, comparison.bound
     evidence = {"contract": comparison.contract, "bound": bound, "worst": comparison.worst,
                 "outputs": outputs, "wrong": len(problems)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 from collections.abc import Collection, Sequence
 from contextlib import closing
@@ -27,7 +28,7 @@ from workbench.pipeline.run_passes import PassRecord
 from workbench.pipeline.train import deterministic
 from workbench.recipe.files import print_result, writable
 from workbench.recipe.recipe import Recipe
-from workbench.recipe.wording import json_text
+from workbench.recipe.wording import first_line, json_text
 from workbench.tools.command_end import FAILED, PASSED, first_rank
 from workbench.world.mesh import current_world
 from workbench.world.ranks import RankPool
@@ -184,7 +185,12 @@ def _first_departure(record: PassRecord, inputs: Inputs) -> Found | None:
     """The pass, and its first node over all ranks, if it breaks its numerics contract; the pass alone where it has no
     nodes.
     """
-    comparisons = compare_graphs(record, inputs.primals, inputs.tangents, inputs.size)
+    try:
+        mine = compare_graphs(record, inputs.primals, inputs.tangents, inputs.size)
+    except Exception as error:
+        raised = f"its graph raises {type(error).__name__}: {first_line(error)}"
+        mine = numerics.Comparison(str(record.item.contract.numerics), None, 1, (raised,), math.inf)
+    comparisons = gathered(mine)
     verdict = numerics.verdict(comparisons)
     if verdict.outcome is not Outcome.FAIL:
         return None
@@ -198,10 +204,10 @@ def _first_departure(record: PassRecord, inputs: Inputs) -> Found | None:
     def bound(a: torch.Tensor, b: torch.Tensor) -> float | None:
         return numerics.bound_of(record.item.contract, numerics.coarsest([a, b, coarse]), inputs.size)
 
-    mine = wrong_node(whole, before, after, bound)
+    node = wrong_node(whole, before, after, bound)
     if any(gathered(after.raised is not None)) and after.raised is None:  # another rank ended the run
-        mine = None
-    by_rank = {rank: found for rank, found in enumerate(gathered(mine)) if found is not None}
+        node = None
+    by_rank = {rank: found for rank, found in enumerate(gathered(node)) if found is not None}
     if not by_rank:
         return replace(whole, difference="the same graphs, run node by node, gave no difference")
     # a rank's error reaches other ranks through a collective alone, which comes later

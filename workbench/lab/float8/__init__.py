@@ -40,7 +40,7 @@ ALL: tuple[Which, ...] = ("forward", "input_gradient", "weight_gradient")
 class Float8Options(Options):
     """scaling: one scale a tensor, or one for each row of the left and each column of the right operand. modules: globs
     of module paths; the default leaves out the output layer. smallest: of a product's three sizes. products: of a
-    layer's three. gradients: the type of output gradients. fast_sums: products that sum in fewer bits on tensor cores.
+    layer's three. gradients: the type of output gradients. The forward's products may sum in fewer bits.
     float8_gathers: sharded weights travel in float8, tensorwise. Rowwise weights are gathered in their own type, since
     forward and backward sum over different dimensions and so need casts with different scales. Both scalings save the
     casts that the backward reads, which are smaller than what they were made of.
@@ -51,7 +51,6 @@ class Float8Options(Options):
     smallest: int = Field(1024, ge=16)
     products: tuple[Which, ...] = Field(ALL, min_length=1)
     gradients: Literal["e4m3", "e5m2"] = "e4m3"
-    fast_sums: tuple[Which, ...] = ("forward",)
     float8_gathers: bool = True
 
 

@@ -7,7 +7,6 @@ The largest magnitude maps to the largest float8, and a product is multiplied by
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -81,13 +80,12 @@ class Float8:
     """Rewrites products of one joint graph.
 
     rowwise: a scale for each row of the left operand and each column of the right one, else one for each tensor.
-    gradient: the type of gradients. fast_sums: the products whose tensor cores may sum in fewer bits.
+    gradient: the type of gradients.
     """
 
     gm: GraphModule
     rowwise: bool
     gradient: torch.dtype
-    fast_sums: Collection[str] = (FORWARD,)
     casts: dict[tuple[Any, ...], Cast] = field(default_factory=dict)
     _copies: dict[Node, Node] = field(default_factory=dict)
 
@@ -101,7 +99,8 @@ class Float8:
         a, a_scale = self._operand(node, 0, gradient)
         b, b_scale = self._operand(node, 1, TYPES["e4m3"])
         scaled_product = NodeMaker(self.gm.graph, node, self.mode)(
-            SCALED, a, b, a_scale, b_scale, None, None, node.meta["val"].dtype, product.which in self.fast_sums)
+            SCALED, a, b, a_scale, b_scale, None, None, node.meta["val"].dtype,
+            product.which == FORWARD)  # whose tensor cores may sum in fewer bits
         values = torch.fx.map_arg(scaled_product.args, lambda n: n.meta["val"])
         scaled_product.meta["eager_input_vals"] = values, {}  # strides to keep
         node.replace_all_uses_with(scaled_product)

@@ -105,7 +105,7 @@ def float8_matmul(gm: GraphModule, example_inputs: list[Any], *, options: Float8
         raise WorkbenchError(f"float8_matmul: no product is left to convert ({reasons or 'there is none'}): change "
                              "modules, smallest or the model")
     require_float8(taken[0].node.meta["val"].device)
-    float8 = Float8(gm, options.scaling == "rowwise", TYPES[options.gradients], options.fast_sums)
+    float8 = Float8(gm, options.scaling == "rowwise", TYPES[options.gradients])
     gathers = _gathers(gm, taken, options)
     for product in taken:
         float8.convert(product)

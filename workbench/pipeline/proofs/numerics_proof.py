@@ -31,7 +31,6 @@ from workbench.pipeline.proofs.two_steps import (
 from workbench.pipeline.run_passes import PassRecord
 from workbench.pipeline.train import Batches
 from workbench.recipe.contracts import Numerics, PassContract, Stage
-from workbench.recipe.wording import first_line
 from workbench.torch_api import aot
 from workbench.torch_api import tree as pytree
 from workbench.torch_api.determinism import deterministic, seeded
@@ -212,25 +211,16 @@ def result_names(
     return names + [f"new value of {name}" for name in written]
 
 
-def compare_graphs(
-    record: PassRecord, primals: list[Any], tangents: list[Any], size: int
-) -> list[Comparison]:
-    """What each rank finds in the results of a record's graphs on these inputs; every rank must call it.
+def compare_graphs(record: PassRecord, primals: list[Any], tangents: list[Any], size: int) -> Comparison:
+    """What this rank finds in the results of a record's graphs on these inputs; every rank must call it.
 
     A function of its own, so that a replay does not meet results of the previous one that are still referenced.
     """
     written = written_inputs(record, primals, tangents)
-    before, contract = (
-        run_graphs(record, record.before, primals, tangents, written),
-        record.item.contract,
-    )
-    try:
-        after = run_graphs(record, record.after, primals, tangents, written)
-    except Exception as error:
-        raised = f"its graph raises {type(error).__name__}: {first_line(error)}"
-        return gathered(Comparison(str(contract.numerics), None, raised=raised))
+    before, after = (run_graphs(record, graphs, primals, tangents, written)
+                     for graphs in (record.before, record.after))
     names = result_names(record, before, written)
-    return gathered(numerics.compare(before, after, contract, group_size=size, names=names))
+    return numerics.compare(before, after, record.item.contract, group_size=size, names=names)
 
 
 def group_size(authored: Authored) -> int:
@@ -270,7 +260,8 @@ def prove_numerics(
             inputs: Inputs = {("joint",): pair, PARTS: pair, ("step",): (whole, [])}
             for record in records:
                 if not record.at_capture:
-                    record.compared = compare_graphs(record, *inputs[record.parts], size)
+                    mine = compare_graphs(record, *inputs[record.parts], size)
+                    record.compared = gathered(mine)
             if step.optimizer is not None:
                 eager, compiled = optimizer_steps(step, batch)
         if step.optimizer is None:
