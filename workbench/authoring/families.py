@@ -12,8 +12,8 @@ from torch import nn
 
 from workbench.authoring.plans import AuthoringError, ParallelPlan, deepseek_v3_plan, llama3_plan
 from workbench.recipe.model_sizes import SIZES
+from workbench.recipe.plugins import known_on_ranks
 from workbench.torch_api import determinism
-from workbench.world.registered import known_on_ranks
 
 if TYPE_CHECKING:
     from workbench.recipe.recipe import Recipe

@@ -13,8 +13,7 @@ from torch.fx import GraphModule
 from workbench.errors import WorkbenchError
 from workbench.passes.effect import Effect
 from workbench.recipe.contracts import CONTRACTS, Numerics, Options, PassContract, Stage, declare, package_contracts
-from workbench.recipe.plugins import load_plugins
-from workbench.world.registered import known_on_ranks
+from workbench.recipe.plugins import known_on_ranks, load_plugins
 
 Graphs = tuple[GraphModule, ...]
 PassFunction = Callable[..., Any]

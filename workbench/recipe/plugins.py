@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import argparse
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
+from typing import Any
 
 GROUP = "workbench.plugins"
 
@@ -41,6 +42,16 @@ def declare_command(command: Command) -> Command:
     """Add a command; a second one of its name replaces it."""
     COMMANDS[command.name] = command
     return command
+
+
+ON_RANKS: dict[str, tuple[Callable[[], Sequence[Any]], Callable[[Any], None]]] = {}
+
+
+def known_on_ranks(
+    kind: str, own: Callable[[], Sequence[Any]], install: Callable[[Any], None]
+) -> None:
+    """Send what `own()` lists to the ranks, which call `install(list)`. Items have a `name`; kind: an item's noun."""
+    ON_RANKS[kind] = own, install
 
 
 @cache

@@ -7,20 +7,11 @@ its pickle has changed since the last one: a cell was run again, or a global tha
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Sequence
 from typing import Any
 
 from workbench.errors import WorkbenchError
+from workbench.recipe.plugins import ON_RANKS
 from workbench.world.pickling import dumps
-
-_KINDS: dict[str, tuple[Callable[[], Sequence[Any]], Callable[[Any], None]]] = {}
-
-
-def known_on_ranks(
-    kind: str, own: Callable[[], Sequence[Any]], install: Callable[[Any], None]
-) -> None:
-    """Send what `own()` lists to the ranks, which call `install(list)`. Items have a `name`; kind: an item's noun."""
-    _KINDS[kind] = own, install
 
 
 def packed() -> bytes:
@@ -29,13 +20,13 @@ def packed() -> bytes:
     It is one pickle, so that passes of one cell share its globals on the ranks, too. WorkbenchError names an item that
     cannot be pickled.
     """
-    found = [(install, listed) for own, install in _KINDS.values() if (listed := own())]
+    found = [(install, listed) for own, install in ON_RANKS.values() if (listed := own())]
     if not found:
         return b""
     try:
         return dumps(found)
     except Exception as error:
-        for kind, (own, _) in _KINDS.items():
+        for kind, (own, _) in ON_RANKS.items():
             for item in own():
                 _refuse(kind, item)
         raise WorkbenchError(
