@@ -76,16 +76,16 @@ def fewer_launches(before: Graphs, after: Graphs, options: BlockBucketingOptions
     effect = launches_saved(before, after, options)
     gathers = _gathers_of_parameters(before[0])
     paths = {path for graph in before for node in graph.graph.nodes for path in _module_paths(node)}
-    plan = {path for bucket in _plan(before[0], options) for path in bucket}
-    unknown = sorted(plan - paths)
+    plan = [path for bucket in _plan(before[0], options) for path in bucket]
+    unknown = [path for path in plan if path not in paths]
     if gathers and len(unknown) == len(plan):
         known = ", ".join(sorted(paths)[:3]) or "none at all"
         reason = f"no module path matches the buckets {unknown[:3]}: the graph's paths are {known}"
         return replace(effect, reason=reason)
     if not effect.happened:
         return effect
-    reasons = [f"no module path matches {', '.join(unknown)}"] if unknown else []
-    if alone := [node for node in gathers if not _module_paths(node) & plan]:
+    reasons = [f"no module path matches {', '.join(sorted(unknown))}"] if unknown else []
+    if alone := [node for node in gathers if not _module_paths(node) & set(plan)]:
         reasons.append(f"{len(alone)} of {len(gathers)} gathers of the forward are in no bucket, "
                        f"the first in {module_path(alone[0]) or 'the root'}")
     return replace(effect, reason="; ".join(reasons))
