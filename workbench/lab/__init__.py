@@ -8,7 +8,6 @@
     compile_backend        passes under `torch.compile` and in torchtitan's lists: `as_backend`, `as_graph_pass`
     float8                 products of linear layers multiply float8
     inside_inductor        what Inductor does below the graph: its passes, kernels, memory; `workbench explain`
-    measured_costs         empty
     memory_budget          what is saved fits a budget, by torch's own solvers; `workbench plan`
     offload_activations    saved tensors on the host between forward and backward
     schedule               whether all ranks would launch the same collectives; `workbench schedule`
