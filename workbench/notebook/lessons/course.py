@@ -56,6 +56,8 @@ def run_course(
     seconds for one notebook. tell: called with a line for each that is done. Raises LessonError for an invalid
     parameter before anything runs.
     """
+    if record is not None and record.is_file():
+        raise WorkbenchError(f"--record {record}: is a file: give a folder")
     lessons = [load_lesson(name) for name in names]
     values = {}
     for lesson in lessons:
