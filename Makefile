@@ -29,7 +29,7 @@ lint: venv
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 
-unit: venv ## the unit tests alone: about two minutes
+unit: venv ## the unit tests alone: about a minute
 	@$(BIN)/pytest tests -m "not integration and not ranks and not nightly" $(TWO)
 
 notebooks: venv
