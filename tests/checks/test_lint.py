@@ -144,6 +144,27 @@ def test_each_fault_is_caught_and_named(fake4, fault):
     assert FAULTS[fault] in found.message
 
 
+@pytest.mark.parametrize(("key", "message"), [
+    ("partitioner_tag", "nodes lost their metadata"), ("stack_trace", "3 of 20 nodes lost their metadata")])
+def test_a_joint_pass_that_loses_tags_or_stack_traces_is_caught(fake4, key, message):
+    def chain(x):
+        for _ in range(20):
+            x = x.sin()
+        return x
+
+    gm = trace(chain, torch.ones(4), graph="joint")
+    nodes = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.sin.default)
+    for node in nodes:
+        node.meta |= {"partitioner_tag": "is_forward", "stack_trace": "File m.py, line 1"}
+    before = clone(gm)
+    for node in nodes[:2]:  # a tenth may be lost: a pass adds nodes of its own
+        del node.meta[key]
+    assert lint((before,), (gm,)).outcome is Outcome.PASS
+    del nodes[2].meta[key]
+    found = lint((before,), (gm,))
+    assert found.outcome is Outcome.FAIL and message in found.message
+
+
 def test_a_sound_edit_passes(fake4):
     def swap_starts(gm):
         first, second = named(gm, "all_gather")
