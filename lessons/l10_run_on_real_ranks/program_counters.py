@@ -13,6 +13,7 @@ from workbench.notebook.draw.picture import Picture, Table
 from workbench.notebook.moments.moment import Moment
 from workbench.world.diagnosis import RankError
 from workbench_lessons.l10_run_on_real_ranks.pictures import lanes
+from workbench_lessons.l10_run_on_real_ranks.programs import told
 
 MOST = 4
 State = tuple[tuple[str, ...], ...]
@@ -104,7 +105,7 @@ class ProgramCounters(Moment):
         super().__init__("counters", "which rank goes next", {
             "axes": self.axes, "size": size, "groups": self.rules.groups,
             "states": {_key(state): waits for state, waits in self.states.items()},
-            "reports": {_key(state): report(error) for state, error in self.reports.items()}})
+            "reports": {_key(state): told(error) for state, error in self.reports.items()}})
         self.figures = self._figures(((),) * size)
         self.add(self.setting("start again", launched=[]))
 
@@ -147,11 +148,6 @@ class ProgramCounters(Moment):
                                  f"in the recorded run {found} does: record has to run the all-reduces in that order, "
                                  "with time enough")
         return error
-
-
-def report(error: RankError) -> str:
-    """Who waits where, and where the ranks part: what the error says before its stacks."""
-    return "\n\n".join(str(error).split("\n\n")[:2])
 
 
 def _read(click: str) -> tuple[int, str]:

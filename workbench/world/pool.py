@@ -202,7 +202,9 @@ class RankPool:
         """
         self._claim()
         try:
-            divergence = compared(self._processes[0], seconds=10)[0] if self._processes else None
+            divergence = None
+            if self._processes and compared(self._processes[0], 10, "all")[0] is not None:
+                divergence = compared(self._processes[0], 10)[0]
         finally:
             self._busy.release()
         if divergence is not None and not divergence.missing:

@@ -83,15 +83,17 @@ def _aside(what: str, *args: Any) -> Any:
 
 
 def _look(what: str = "last") -> dict[str, Any]:
-    """This rank's memory, and its collectives: the last one, or "all" with their source lines."""
+    """This rank's memory, and its collectives: the last one, "all", or all with their source "lines"."""
     from workbench.torch_api.distributed.flight_recorder import launches
     from workbench.world.divergence import user_frame
 
-    recorded = launches(stacks=what == "all")
+    recorded = launches(stacks=what == "lines")
     torch = sys.modules["torch"]
     pages = int(Path("/proc/self/statm").read_text().split()[1])
+    if what == "last":
+        recorded = recorded[-1:]
     return {
-        "launches": [user_frame(launch) for launch in (recorded if what == "all" else recorded[-1:])],
+        "launches": [user_frame(launch) for launch in recorded],
         "host_bytes": pages * os.sysconf("SC_PAGE_SIZE"),
         "gpu_bytes": torch.cuda.memory_allocated() if torch.cuda.is_initialized() else None,
     }

@@ -9,10 +9,9 @@ from __future__ import annotations
 import pickle
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from types import SimpleNamespace
-from unittest.mock import patch
 
 _DTYPES = {"Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16", "Long": "int64",
            "Int": "int32", "Short": "int16", "Char": "int8", "Byte": "uint8", "Bool": "bool"}
@@ -54,7 +53,7 @@ def launches(stacks: bool) -> list[Launch]:
         if group in _world.pg_group_ranks
     }
     entries = []
-    with _no_import_of_inductor():
+    with _no_import_of_inductor() if stacks else nullcontext():
         for dump in ("_dump_fr_trace", "_dump_nccl_trace"):  # CPU backends; NCCL, where torch has it
             if hasattr(c10d, dump):
                 # The bytes are this process's own, from the binding.
@@ -74,8 +73,17 @@ def _no_import_of_inductor() -> Iterator[None]:
         return
     empty = SimpleNamespace(stack_frames_for_code=lambda path, line: None)
     inductor = SimpleNamespace(codecache=SimpleNamespace(PyCodeCache=empty))
-    with patch.dict(vars(torch), _inductor=inductor):
+    namespace = vars(torch)
+    before = namespace.get("_inductor")
+    namespace["_inductor"] = inductor
+    try:
         yield
+    finally:
+        if namespace["_inductor"] is inductor:  # no other thread has imported it meanwhile
+            if before is None:
+                del namespace["_inductor"]
+            else:
+                namespace["_inductor"] = before
 
 
 def _launch(entry: dict, groups: dict[str, tuple[int, ...]]) -> Launch:  # type: ignore[type-arg]
