@@ -18,8 +18,9 @@ from result import tell
 
 from workbench import load_recipe, ranks, run
 from workbench.pipeline.build import build
-from workbench.pipeline.train import Batches, deterministic
+from workbench.pipeline.train import Batches
 from workbench.recipe.recipe import Recipe
+from workbench.torch_api.determinism import deterministic
 from workbench.world.mesh import current_world
 from workbench_lessons.l16_fewer_bits_proved.fewer_bits import distance, exact_gradients
 

@@ -15,8 +15,8 @@ from workbench.authoring.authored import Authored
 from workbench.passes.registry import register_pass
 from workbench.pipeline.build import Built, build
 from workbench.pipeline.expert_load import routed_layers
-from workbench.pipeline.train import deterministic
 from workbench.recipe.recipe import Recipe
+from workbench.torch_api.determinism import deterministic
 from workbench.torch_api.ops import op_name
 from workbench.world.mesh import current_world
 

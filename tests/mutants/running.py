@@ -24,9 +24,9 @@ from workbench.graph.facts import facts_of
 from workbench.passes.registry import RegisteredPass, graph_changed
 from workbench.pipeline.proofs.numerics_proof import compare_graphs, revealing
 from workbench.pipeline.run_passes import copy_graph
-from workbench.pipeline.train import deterministic
 from workbench.recipe.contracts import CONTRACTS, Numerics, Options, PassContract, Stage, declare
 from workbench.recipe.wording import first_line
+from workbench.torch_api.determinism import deterministic
 from workbench.torch_api.distributed.fake import without_log
 from workbench.torch_api.distributed.symmetric_memory import as_two_operators
 from workbench.world.mesh import current_world

@@ -20,9 +20,9 @@ from workbench.graph.lower import compile_step
 from workbench.graph.partition import partition
 from workbench.pipeline.proofs.numerics_proof import real_inputs
 from workbench.pipeline.run_passes import capture_decompositions, run_joint, run_partitioned
-from workbench.pipeline.train import deterministic
 from workbench.recipe.recipe import Recipe, load_recipe
 from workbench.recipe.sections import PassSpec
+from workbench.torch_api.determinism import deterministic
 from workbench.world.mesh import World
 
 TINY = {"model.n_layers": 1, "model.dim": 16, "model.n_heads": 2, "model.ffn_dim": 32, "data.seq_len": 16}

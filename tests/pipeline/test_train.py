@@ -11,7 +11,8 @@ from on_ranks import FSDP_TP, gradients, small
 
 from workbench.authoring.author import author, author_module
 from workbench.errors import WorkbenchError
-from workbench.pipeline.train import Batches, deterministic, total_norm, train
+from workbench.pipeline.train import Batches, total_norm, train
+from workbench.torch_api.determinism import deterministic
 from workbench.world.fake import fake_world
 from workbench.world.mesh import World, current_world
 

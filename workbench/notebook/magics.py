@@ -163,8 +163,8 @@ class RanksMagics(Magics):
             raise UsageError(f"%%ranks --send {name}: the notebook has no such name")
         return self.shell.user_ns[name]
 
-    def _bring(self, pool: RankPool, rank: int, wanted: Sequence[str]) -> None:
-        brought = pickle.loads(pool.run_on([rank], fetch, [list(wanted)])[0])
+    def _bring(self, pool: RankPool, rank: int, wanted: list[str]) -> None:
+        brought = pickle.loads(pool.run_on([rank], fetch, [wanted])[0])
         self.shell.push(brought)
         if missing := [name for name in wanted if name not in brought]:
             raise UsageError(f"%%ranks --bring {missing[0]}: rank {rank} has no such name")

@@ -150,10 +150,8 @@ def rank_report(
     """What one rank reports. Every rank calls it: it measures how fast they multiply. flop: of this rank's step.
     more: the other fields of the report.
     """
-    dtype, tokens = (
-        recipe.precision.param,
-        recipe.data.seq_len * recipe.data.batch_per_rank * recipe.mesh.dp,
-    )
+    dtype = recipe.precision.param
+    tokens = recipe.data.seq_len * recipe.data.batch_per_rank * recipe.mesh.dp
     ceiling = None if training is None else matmul_ceiling(world, getattr(torch, dtype))
     measured = None if training is None else training.peak_bytes
     reason = f"a {world.kind} world runs nothing: no ceiling to measure" if ceiling is None else ""
@@ -176,9 +174,8 @@ def _profiled(built: Built) -> StepProfile | None:
     module, step, batch = built.authored.module, built.step, Batches(built.authored).first()
 
     def once() -> None:
-        module.zero_grad(
-            set_to_none=True
-        )  # a replayed step refuses to write over gradients that are held
+        # to none: a replayed step refuses to write over gradients that are held
+        module.zero_grad(set_to_none=True)
         step.once(*batch)
 
     with restoring_module(module, step.written):

@@ -29,17 +29,6 @@ from workbench.torch_api.distributed.adamw import ShardedAdamW, scalar_dtype
 from workbench.torch_api.restoring import shard_of
 from workbench.world.mesh import coordinates
 
-__all__ = [
-    "Batches",
-    "Training",
-    "apart",
-    "clip",
-    "deterministic",
-    "optimizer_of",
-    "total_norm",
-    "train",
-]
-
 
 def recipe_of(authored: Authored) -> Recipe:
     """The recipe `authored` was made from; WorkbenchError where there was none."""

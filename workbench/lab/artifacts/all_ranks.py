@@ -32,11 +32,12 @@ from workbench.pipeline.recipe_ranks import on_ranks
 from workbench.pipeline.report import PassRow, Report
 from workbench.pipeline.run import merged, rank_report
 from workbench.pipeline.stages import Split, before_lowering
-from workbench.pipeline.train import check_saving, deterministic, train
+from workbench.pipeline.train import check_saving, train
 from workbench.recipe.files import writable
 from workbench.recipe.recipe import Recipe, diff_recipes, parse_recipe
 from workbench.recipe.wording import counted, json_text
 from workbench.tools.command_end import PASSED, first_rank, tell_report
+from workbench.torch_api.determinism import deterministic
 from workbench.torch_api.garbage import uncollected
 from workbench.torch_api.inductor.carried import install_kernels, kernels_kept, rebuild
 from workbench.world.fake import fake_world

@@ -25,11 +25,11 @@ from workbench.pipeline.progress import Post, Progress
 from workbench.pipeline.proofs.numerics_proof import compare_graphs, group_size, real_inputs, revealing
 from workbench.pipeline.recipe_ranks import WorldChoice, on_ranks, runnable
 from workbench.pipeline.run_passes import PassRecord
-from workbench.pipeline.train import deterministic
 from workbench.recipe.files import print_result, writable
 from workbench.recipe.recipe import Recipe
 from workbench.recipe.wording import first_line, json_text
 from workbench.tools.command_end import FAILED, PASSED, first_rank
+from workbench.torch_api.determinism import deterministic
 from workbench.world.mesh import current_world
 from workbench.world.ranks import RankPool
 

@@ -73,17 +73,11 @@ def _no_import_of_inductor() -> Iterator[None]:
         return
     empty = SimpleNamespace(stack_frames_for_code=lambda path, line: None)
     inductor = SimpleNamespace(codecache=SimpleNamespace(PyCodeCache=empty))
-    namespace = vars(torch)
-    before = namespace.get("_inductor")
-    namespace["_inductor"] = inductor
+    torch._inductor = inductor  # type: ignore[assignment]
     try:
         yield
     finally:
-        if namespace["_inductor"] is inductor:  # no other thread has imported it meanwhile
-            if before is None:
-                del namespace["_inductor"]
-            else:
-                namespace["_inductor"] = before
+        del torch._inductor  # torch's `__getattr__` finds the real one
 
 
 def _launch(entry: dict, groups: dict[str, tuple[int, ...]]) -> Launch:  # type: ignore[type-arg]
