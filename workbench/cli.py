@@ -52,10 +52,10 @@ def _command(argv: Sequence[str]) -> int:
         return PASSED
     if argv[0] in _GONE:
         raise WorkbenchError(f"{argv[0]}: this command is gone: use {_GONE[argv[0]]}")
-    made = parser()
-    args = made.parse_args(argv, argparse.Namespace(line=list(argv)))
+    argument_parser = parser()
+    args = argument_parser.parse_args(argv, argparse.Namespace(line=list(argv)))
     if args.command is None:
-        made.error("give a COMMAND")
+        argument_parser.error("give a COMMAND")
     return _COMMANDS.get(args.command, _plugin)(args)
 
 
@@ -67,13 +67,13 @@ def _versions() -> str:
 
 def parser() -> argparse.ArgumentParser:
     """All commands. The parsed arguments hold the command's name in `command`."""
-    made = argparse.ArgumentParser(
+    argument_parser = argparse.ArgumentParser(
         prog="workbench",
         description="Carry one distributed model from authoring to "
         "real ranks; every graph pass proves itself.",
     )
-    made.add_argument("--version", action="version", version=_versions())
-    commands = made.add_subparsers(title="commands", metavar="COMMAND", dest="command")
+    argument_parser.add_argument("--version", action="version", version=_versions())
+    commands = argument_parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
 
     run = commands.add_parser(
         "run",
@@ -212,7 +212,7 @@ def parser() -> argparse.ArgumentParser:
             _add_set(added, command.changes)
             _add_import(added)
         command.arguments(added)
-    return made
+    return argument_parser
 
 
 def _add_recipe(parser: argparse.ArgumentParser, changes: str) -> None:
@@ -290,9 +290,9 @@ def _doctor(args: argparse.Namespace) -> int:
 
     with telling() as tell:
         tell("look at this machine")
-        found = findings(look())
-    print(text(found, color=colored(sys.stdout)))
-    return FAILED if any(f.mark == "bad" for f in found) else PASSED
+        results = findings(look())
+    print(text(results, color=colored(sys.stdout)))
+    return FAILED if any(f.mark == "bad" for f in results) else PASSED
 
 
 def _tour(args: argparse.Namespace) -> int:

@@ -60,10 +60,10 @@ def shown_file(name: str) -> str:
 
 
 @contextlib.contextmanager
-def no_exit(what: str = "") -> Iterator[None]:
+def no_exit(subject: str = "") -> Iterator[None]:
     """Around user code, as a context or a decorator: `sys.exit` there would end the process as if all had gone well.
 
-    Raises WorkbenchError with file and line instead, after `what`. An exit by the package itself passes through.
+    Raises WorkbenchError with file and line instead, after `subject`. An exit by the package itself passes through.
     """
     try:
         yield
@@ -72,7 +72,7 @@ def no_exit(what: str = "") -> Iterator[None]:
                   if "site-packages" in f.filename or not f.filename.startswith(_LIBRARY)]
         if not frames or frames[-1].filename.startswith(_PACKAGE):
             raise
-        where = f"{what}: {frames[-1].filename}" if what else frames[-1].filename
+        where = f"{subject}: {frames[-1].filename}" if subject else frames[-1].filename
         code = "" if error.code is None else repr(error.code)
         raise WorkbenchError(
             f"{where}, line {frames[-1].lineno}: sys.exit({code}) would end the whole process: raise "
@@ -85,11 +85,11 @@ def temporary(make: Callable[[], Made]) -> Made:
     try:
         return make()
     except OSError as error:
-        what = (
+        problem = (
             f"no temporary file can be made in {tempfile.tempdir or 'any folder'}: {error.strerror}"
         )
         raise WorkbenchError(
-            f"{what}: make that folder, free space in it, or set TMPDIR to another"
+            f"{problem}: make that folder, free space in it, or set TMPDIR to another"
         ) from None
 
 

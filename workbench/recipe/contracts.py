@@ -124,12 +124,12 @@ def _listed(contracts: Mapping[str, PassContract]) -> list[str]:
 
     def ahead(name: str) -> int:
         """How many passes come before this one, and before those."""
-        found, todo = set[str](), [name]
+        predecessors, todo = set[str](), [name]
         while todo:
-            new = (contracts[todo.pop()].after & set(contracts)) - found
-            found |= new
+            new = (contracts[todo.pop()].after & set(contracts)) - predecessors
+            predecessors |= new
             todo += new
-        return len(found)
+        return len(predecessors)
 
     return sorted(
         contracts, key=lambda name: (_STAGE_ORDER[contracts[name].stage], ahead(name), name)

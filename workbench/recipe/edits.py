@@ -23,11 +23,11 @@ def parse_value(text: str) -> Any:
     if "\n" in text:
         return text
     try:
-        found = tomllib.loads(f"value = {text}")
+        table = tomllib.loads(f"value = {text}")
     except ValueError:
         _refuse_json(text)
         return text
-    return found["value"] if set(found) == {"value"} else text
+    return table["value"] if set(table) == {"value"} else text
 
 
 def _refuse_json(text: str) -> None:
@@ -102,10 +102,10 @@ def _set_key(model: type[BaseModel], data: dict[str, Any], key: str, value: Any)
 
 def _set_pass_option(data: dict[str, Any], where: str, rest: list[str], value: Any) -> str:
     name, *option = rest
-    given = data.get(where, [])
-    if not isinstance(given, list | tuple):
-        return f"{where} is set to {shown(given)}, and not to a list of passes"
-    listed = data[where] = list(given)
+    current = data.get(where, [])
+    if not isinstance(current, list | tuple):
+        return f"{where} is set to {shown(current)}, and not to a list of passes"
+    listed = data[where] = list(current)
     names = [str(p.get("name")) if isinstance(p, Mapping) else str(p) for p in listed]
     if name not in names:
         return f"no pass {name!r} in {where}" + suggestion(name, names)

@@ -35,8 +35,8 @@ def regular(path: Path) -> Path:
 
 
 @contextmanager
-def reading(path: Path, what: str, remedy: str) -> Iterator[None]:
-    """Within this block, `path` is read, and what it holds is used: an error means that it is no `what`.
+def reading(path: Path, noun: str, remedy: str) -> Iterator[None]:
+    """Within this block, `path` is read, and its content is used: an error means that it is not a `noun`.
 
     Raises WorkbenchError, which ends with the remedy. FileNotFoundError passes through.
     """
@@ -55,7 +55,7 @@ def reading(path: Path, what: str, remedy: str) -> Iterator[None]:
         why = "its values have other types"
     else:
         return
-    raise WorkbenchError(f"{path}: not {what} ({why}): {remedy}")
+    raise WorkbenchError(f"{path}: not {noun} ({why}): {remedy}")
 
 
 def write_whole(path: Path | str, content: str | bytes) -> None:

@@ -48,10 +48,10 @@ ON_RANKS: dict[str, tuple[Callable[[], Sequence[Any]], Callable[[Any], None]]] =
 
 
 def known_on_ranks(
-    kind: str, own: Callable[[], Sequence[Any]], install: Callable[[Any], None]
+    kind: str, list_items: Callable[[], Sequence[Any]], install: Callable[[Any], None]
 ) -> None:
-    """Send what `own()` lists to the ranks, which call `install(list)`. Items have a `name`; kind: an item's noun."""
-    ON_RANKS[kind] = own, install
+    """Send `list_items()` to the ranks, which call `install(items)`. Items have a `name`; kind: the noun of an item."""
+    ON_RANKS[kind] = list_items, install
 
 
 @cache

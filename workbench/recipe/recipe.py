@@ -128,8 +128,8 @@ def parse_recipe(data: Mapping[str, Any], source: str) -> Recipe:
 
 
 def _sound_passes(listed: Any) -> list[dict[str, Any]]:
-    found = [check(PassSpec, p)[0] for p in listed] if isinstance(listed, tuple) else []
-    return [p.model_dump() if p else {"name": "", "options": {}} for p in found]
+    specs = [check(PassSpec, p)[0] for p in listed] if isinstance(listed, tuple) else []
+    return [p.model_dump() if p else {"name": "", "options": {}} for p in specs]
 
 
 def recipes_dir() -> Path:
@@ -172,9 +172,9 @@ def recipe_json_schema() -> dict[str, Any]:
             "properties": {"name": {"const": contract.name}, **options.get("properties", {})},
         })
     known = {"type": "string", "description": "a pass without options", "examples": list(CONTRACTS)}
-    own = {"type": "object", "description": "a pass of your own", "required": ["name"],
+    user_pass = {"type": "object", "description": "a pass of your own", "required": ["name"],
            "properties": {"name": {"type": "string", "not": {"enum": list(CONTRACTS)}}}}
-    schema["$defs"]["PassSpec"] = {"anyOf": [known, *tables, own]}
+    schema["$defs"]["PassSpec"] = {"anyOf": [known, *tables, user_pass]}
     clip = schema["$defs"]["TrainingSpec"]["properties"]["clip"]
     clip["anyOf"] = [{"type": "number", "exclusiveMinimum": 0}, {"const": "off"}]
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}

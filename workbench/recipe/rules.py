@@ -141,14 +141,14 @@ def cuda_reasons(names: Sequence[str], attention: str) -> dict[str, str]:
 
 
 def _needing(
-    what: str, joint: Sequence[Mapping[str, Any]], passes: Sequence[Mapping[str, Any]], why: str
+    need: str, joint: Sequence[Mapping[str, Any]], passes: Sequence[Mapping[str, Any]], why: str
 ) -> list[Problem]:
-    """A problem for each pass of the lists whose contract needs `what`."""
+    """A problem for each pass of the lists whose contract has this need."""
     return [
         Problem(f"{where}[{i}]", f"pass {spec['name']!r} {why}")
         for where, listed in (("joint_passes", joint), ("passes", passes))
         for i, spec in enumerate(listed)
-        if spec["name"] in CONTRACTS and what in CONTRACTS[spec["name"]].needs
+        if spec["name"] in CONTRACTS and need in CONTRACTS[spec["name"]].needs
     ]
 
 
@@ -238,8 +238,10 @@ def _expert_problems(sizes: Mapping[str, Any]) -> list[Problem]:
 
 
 def _divides(
-    what: str, size: float, by: str, parts: float, key: str, why: str = ""
+    quantity: str, size: float, by: str, parts: float, key: str, why: str = ""
 ) -> list[Problem]:
     if size % parts == 0:
         return []
-    return [Problem(key, f"{what} {size} does not divide by {by} {parts}{why}: change one of them")]
+    return [
+        Problem(key, f"{quantity} {size} does not divide by {by} {parts}{why}: change one of them")
+    ]

@@ -111,8 +111,8 @@ class ModelSpec(Declared):
 
     @model_validator(mode="after")
     def _own_sizes(self) -> Self:
-        given = self.model_dump(exclude=_NO_SIZES, exclude_none=True)
-        if other := [key for key in given if key not in SIZES[self.family][self.flavor]]:
+        overrides = self.model_dump(exclude=_NO_SIZES, exclude_none=True)
+        if other := [key for key in overrides if key not in SIZES[self.family][self.flavor]]:
             raise ValueError(f"{self.family} has no {other[0]}: leave it out")
         return self
 
@@ -124,8 +124,8 @@ class ModelSpec(Declared):
 
     def sizes(self) -> dict[str, Any]:
         """Every size of the model: the flavor's, unless one is given here."""
-        given = self.model_dump(exclude=_NO_SIZES, exclude_none=True)
-        return {**SIZES[self.family][self.flavor], **given}
+        overrides = self.model_dump(exclude=_NO_SIZES, exclude_none=True)
+        return {**SIZES[self.family][self.flavor], **overrides}
 
 
 class MeshSpec(Declared):

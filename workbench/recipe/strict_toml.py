@@ -50,7 +50,7 @@ M = TypeVar("M", bound=BaseModel)
 def suggestion(name: str, known: Iterable[str]) -> str:
     """`; did you mean 'x'?` if a known name is close, else the known names."""
     known = list(known)
-    begin = [each for each in known if each.startswith(name)]
+    begin = [candidate for candidate in known if candidate.startswith(name)]
     close = begin if len(begin) == 1 else get_close_matches(name, known, 1)
     if close:
         return f"; did you mean {close[0]!r}?"
@@ -65,16 +65,16 @@ def files_in(folder: Path, pattern: str, error: type[DeclarationError], missing:
 
 
 def find_file(
-    name_or_path: str | os.PathLike[str], what: str, file_of: Callable[[str], Path],
+    name_or_path: str | os.PathLike[str], noun: str, file_of: Callable[[str], Path],
     names: Callable[[], list[str]], error: type[DeclarationError],
 ) -> Path:
-    """The file of a `what`: a path (anything with a "/" or ".toml"), or `file_of` one of the `names`."""
+    """The file of a `noun`: a path (anything with a "/" or ".toml"), or `file_of` one of the `names`."""
     text = os.fspath(name_or_path)
     if text.endswith(".toml") or os.sep in text or isinstance(name_or_path, Path):
         return Path(text).expanduser()
     if text not in names():
         raise error(
-            f"{what} {text!r}", [Problem("", f"no {what} of this name" + suggestion(text, names()))]
+            f"{noun} {text!r}", [Problem("", f"no {noun} of this name" + suggestion(text, names()))]
         )
     return file_of(text)
 
@@ -114,25 +114,25 @@ def check(model: type[M], data: Any, prefix: str = "") -> tuple[M | None, list[P
     except DeclarationError as exc:
         return None, list(exc.problems)
     except ValidationError as exc:
-        found: dict[str, list[str]] = {}
+        messages_at: dict[str, list[str]] = {}
         for err in exc.errors(include_url=False):
             key = _key(data, err)
-            messages = found.setdefault(".".join(filter(None, (prefix, key))), [])
+            messages = messages_at.setdefault(".".join(filter(None, (prefix, key))), [])
             message = _sentence(err, model, key)
             if message not in messages:
                 messages.append(message)
-        return None, [Problem(key, " or ".join(messages)) for key, messages in found.items()]
+        return None, [Problem(key, " or ".join(messages)) for key, messages in messages_at.items()]
 
 
 def annotation_at(model: type[BaseModel], key: str) -> Any:
     """The type declared at a dotted key, or None where there is no such key."""
-    here: Any = model
+    annotation: Any = model
     for part in key.split("."):
-        inner = _model_in(here)
+        inner = _model_in(annotation)
         if inner is None or part not in inner.model_fields:
             return None
-        here = inner.model_fields[part].annotation
-    return here
+        annotation = inner.model_fields[part].annotation
+    return annotation
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:
@@ -144,12 +144,12 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
 
 def _key(data: Any, err: Mapping[str, Any]) -> str:
     """The dotted key of pydantic's error: its location in the data, without the tags of a union's members."""
-    key, here = "", data
+    key, value = "", data
     for part in err["loc"]:
         if isinstance(part, int):
-            key, here = f"{key}[{part}]", here[part]
-        elif isinstance(here, Mapping) and (part in here or err["type"] == "missing"):
-            key, here = f"{key}.{part}" if key else part, here.get(part)
+            key, value = f"{key}[{part}]", value[part]
+        elif isinstance(value, Mapping) and (part in value or err["type"] == "missing"):
+            key, value = f"{key}.{part}" if key else part, value.get(part)
     return key
 
 

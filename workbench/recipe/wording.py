@@ -30,9 +30,9 @@ def few(names: Sequence[str], most: int) -> str:
 def differing(before: Iterable[str], after: Iterable[str]) -> str:
     """` (lost a; new b, c)`: the names that one of two lists has more often; "" where both have the same."""
     was, now = Counter(before), Counter(after)
-    found = {"lost": list((was - now).elements()), "new": list((now - was).elements())}
-    told = [f"{kind} {few(names, 3)}" for kind, names in found.items() if names]
-    return f" ({'; '.join(told)})" if told else ""
+    changes = {"lost": list((was - now).elements()), "new": list((now - was).elements())}
+    phrases = [f"{kind} {few(names, 3)}" for kind, names in changes.items() if names]
+    return f" ({'; '.join(phrases)})" if phrases else ""
 
 
 def aligned(rows: Sequence[Sequence[str]], right: Container[int] = ()) -> list[str]:
