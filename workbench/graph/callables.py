@@ -56,9 +56,9 @@ class Body:
         return not aot.is_tangent(node) if self.backward else aot.parameter_of(node) is not None
 
 
-def graph_of(given: GraphModule | Body) -> GraphModule:
+def graph_of(graph_or_body: GraphModule | Body) -> GraphModule:
     """The graph itself, or the graph of a body."""
-    return given.graph if isinstance(given, Body) else given
+    return graph_or_body.graph if isinstance(graph_or_body, Body) else graph_or_body
 
 
 def kernels_of(before: Sequence[Any], after: Sequence[Any]) -> tuple[Kernels, ...]:
@@ -66,16 +66,18 @@ def kernels_of(before: Sequence[Any], after: Sequence[Any]) -> tuple[Kernels, ..
 
     Empty where Inductor compiled nothing.
     """
-    if all(isinstance(made, GraphModule) for made in after):
-        return tuple(k for made in after for k in region_kernels(made))
-    found = [given.kernels if isinstance(given, Body) else find_kernels(made, given)
-             for given, made in zip(before, after, strict=True)]
-    return tuple(k for k in found if k is not None)
+    if all(isinstance(output, GraphModule) for output in after):
+        return tuple(k for graph in after for k in region_kernels(graph))
+    kernels = [source.kernels if isinstance(source, Body) else find_kernels(output, source)
+               for source, output in zip(before, after, strict=True)]
+    return tuple(k for k in kernels if k is not None)
 
 
 def bodies_of(
     graphs: tuple[GraphModule, ...], lowered: tuple[Any, ...] | None, step: StepFacts
 ) -> tuple[Body, ...]:
     """The bodies that a replay pass receives: `lowered`, or functions that run the graphs node by node."""
-    made = lowered or tuple(aot.boxed(graph) for graph in graphs)
-    return tuple(Body(function, graph, step) for function, graph in zip(made, graphs, strict=True))
+    functions = lowered or tuple(aot.boxed(graph) for graph in graphs)
+    return tuple(
+        Body(function, graph, step) for function, graph in zip(functions, graphs, strict=True)
+    )

@@ -135,8 +135,8 @@ class JointGraph:
     def __str__(self) -> str:
         """One line of provenance, and the program: a line a node, with dtype and shape of its result."""
         world = self.authored.world
-        made = f"# {title(self.authored)}, {self.by} on rank {world.rank} of {world.size}"
-        return f"{made}; passes so far: {', '.join(self.passes) or 'none'}\n{program(self.graph)}"
+        header = f"# {title(self.authored)}, {self.by} on rank {world.rank} of {world.size}"
+        return f"{header}; passes so far: {', '.join(self.passes) or 'none'}\n{program(self.graph)}"
 
 
 def title(authored: Authored) -> str:
@@ -218,9 +218,9 @@ def _save_draws(graph: GraphModule) -> None:
     """The backward recomputes no draw: torch's partitioner would save the generator's state in its place."""
     for node in calls_of(graph.graph, may_draw):
         if draws(node):
-            for each in (node, *(user for user in node.users if user.target is operator.getitem)):
-                if "recompute" in each.meta:
-                    each.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+            for result in (node, *(user for user in node.users if user.target is operator.getitem)):
+                if "recompute" in result.meta:
+                    result.meta["recompute"] = CheckpointPolicy.MUST_SAVE
 
 
 def _read_sizes_of_results(graph: GraphModule) -> None:

@@ -93,8 +93,8 @@ class GraphFacts:
 
 def facts_of(graph: GraphModule) -> GraphFacts:
     """The facts of a graph; empty ones for a graph that was not captured here."""
-    found: GraphFacts | None = graph.meta.get(_KEY)
-    return found or GraphFacts()
+    facts: GraphFacts | None = graph.meta.get(_KEY)
+    return facts or GraphFacts()
 
 
 def set_facts(graph: GraphModule, facts: GraphFacts) -> None:
@@ -139,8 +139,8 @@ class Known:
         """`read(self)`, from memory the second time: for what does not change once it is known."""
         if read not in self._readings:
             self._readings[read] = read(self)
-        found: T = self._readings[read]
-        return found
+        result: T = self._readings[read]
+        return result
 
     def fork(self) -> Known:
         """What another run knows that goes on from here; its records are its own."""
@@ -160,5 +160,5 @@ def reading(read: Callable[..., T], *graphs: GraphModule) -> T:
     kept = _READINGS.setdefault(graphs[0], {})
     if (read, graphs[1:]) not in kept:
         kept[read, graphs[1:]] = read(*graphs)
-    found: T = kept[read, graphs[1:]]
-    return found
+    result: T = kept[read, graphs[1:]]
+    return result

@@ -104,7 +104,7 @@ def _of_writes(module: nn.Module, graph: GraphModule) -> Iterator[str]:
     for node in graph.graph.find_nodes(op="placeholder"):
         if str(node.target) not in names:
             continue
-        todo, own = list(node.users), {_key(_value(node))}
+        todo, shard_keys = list(node.users), {_key(_value(node))}
         while todo:
             read = todo.pop()
             name = (
@@ -116,8 +116,8 @@ def _of_writes(module: nn.Module, graph: GraphModule) -> Iterator[str]:
                 continue
             todo += read.users
             if node.users and read in node.users:
-                own.add(_key(value))
-            elif value._version and _key(value) not in own:
+                shard_keys.add(_key(value))
+            elif value._version and _key(value) not in shard_keys:
                 yield (
                     f"parameter {names[str(node.target)]} is written in the forward, where it is a gathered copy, "
                     "and its shards would keep their values: write between the steps, under torch.no_grad()"
@@ -130,8 +130,8 @@ _READS = {"to_local", "from_local", "redistribute", "to", "detach", "_get_data_a
 
 def _as_input(name: str) -> str:
     """What Dynamo calls the placeholder of a parameter."""
-    *path, own = name.split(".")
-    return "L_self_" + "".join(f"modules_{part}_" for part in path) + f"parameters_{own}_"
+    *path, leaf = name.split(".")
+    return "L_self_" + "".join(f"modules_{part}_" for part in path) + f"parameters_{leaf}_"
 
 
 def _key(value: Any) -> Any:

@@ -67,8 +67,8 @@ class Partitioned:
         slot = self.slots[self.parts.index(which)]
         slot.graph = graph
         values = [n.meta.get("val") for n in graph.graph.find_nodes(op="placeholder")]
-        slot.example_inputs = [value if moved(given, value) else given
-                               for given, value in zip(slot.example_inputs, values, strict=True)]
+        slot.example_inputs = [value if moved(example, value) else example
+                               for example, value in zip(slot.example_inputs, values, strict=True)]
 
     @contextlib.contextmanager
     def context(self, which: Part) -> Iterator[list[Any]]:
@@ -152,9 +152,9 @@ class ForwardBackward(Split):
         return f"{super().__repr__()[:-1]}, {len(saved)} saved, {size:,} bytes)"
 
 
-def moved(given: Any, value: Any) -> bool:
+def moved(example: Any, value: Any) -> bool:
     """Whether a pass has put an input on another device."""
-    return isinstance(given, torch.Tensor) and isinstance(value, torch.Tensor) and given.device != value.device
+    return isinstance(example, torch.Tensor) and isinstance(value, torch.Tensor) and example.device != value.device
 
 
 def _no_step(*_: Any) -> Any:
@@ -195,16 +195,16 @@ def partition(joint: JointGraph, by: str = "min_cut") -> ForwardBackward:
             f"partition(..., by={by!r}): by must be one of {', '.join(partitioning.PARTITIONERS)}"
         )
     with joint, joint.contexts.again():
-        made = joint.graph
+        graph = joint.graph
         # torch edits the graph, and the last pass's record keeps the one it made
-        joint.graph = aot.clone(made)
+        joint.graph = aot.clone(graph)
         try:
             function, forward, backward = partitioning.compile_joint(
-                joint.export, by, facts_of(made).partition_options
+                joint.export, by, facts_of(graph).partition_options
             )
         finally:
-            joint.graph = made
+            joint.graph = graph
     pair = ForwardBackward((forward, backward), joint.authored, joint.parameters, joint.buffers, function, joint.inputs,
                            joint.side_effects)
-    pair.cut_from(made, joint.known)
+    pair.cut_from(graph, joint.known)
     return pair

@@ -23,7 +23,7 @@ class Rehearsal:
 
     def __init__(self) -> None:
         self.recorded = self.closed = 0
-        self._made: list[Any] = []
+        self._outputs: list[Any] = []
         self._kept: list[Any] = []
 
     def record(
@@ -33,12 +33,13 @@ class Rehearsal:
 
         A replaced parameter is kept alive. A CUDA graph would read whatever its old memory holds by then.
         """
-        made = set(map(_address, self._made))
+        output_addresses = set(map(_address, self._outputs))
         # detached: `p.data = ...` would change the memory of `p`. Not what we made: saved tensors would seem in use
         self._kept += [
-            v.detach() for v in inputs if isinstance(v, torch.Tensor) and _address(v) not in made
+            v.detach() for v in inputs
+            if isinstance(v, torch.Tensor) and _address(v) not in output_addresses
         ]
-        given = set(map(_address, inputs))
+        input_addresses = set(map(_address, inputs))
         fixed = [_at_address(value) for value in inputs]
         # the step may write its inputs
         with restoring(dict.fromkeys(v for v in fixed if isinstance(v, torch.Tensor))):
@@ -46,12 +47,12 @@ class Rehearsal:
         fresh = [
             value
             for value in outputs
-            if isinstance(value, torch.Tensor) and _address(value) not in given
+            if isinstance(value, torch.Tensor) and _address(value) not in input_addresses
         ]
         for value in fresh:
             if value.is_floating_point():
                 value.fill_(float("nan"))
-        self._made += fresh
+        self._outputs += fresh
         self.recorded += 1
 
         def replay() -> None:
@@ -65,12 +66,12 @@ class Rehearsal:
         """Bytes of the outputs recorded so far, each storage once. A GPU's pool also holds intermediate values."""
         if not self.recorded:
             return None
-        return sum({_address(v): v.untyped_storage().nbytes() for v in self._made}.values())
+        return sum({_address(v): v.untyped_storage().nbytes() for v in self._outputs}.values())
 
     def close(self) -> None:
         """Release what was recorded. May be called twice."""
         self.closed += 1
-        self._made, self._kept = [], []
+        self._outputs, self._kept = [], []
 
 
 def rehearse(pair: Pair) -> Pair:

@@ -102,7 +102,7 @@ def waits_of(start: torch.fx.Node) -> list[torch.fx.Node]:
 
 def readers_of(start: torch.fx.Node) -> list[torch.fx.Node]:
     """The nodes that read or write the result of a collective or a host copy, also through views: waits and others."""
-    found, todo, seen = [], [start], {start}
+    readers, todo, seen = [], [start], {start}
     for node in todo:
         for user in node.users:
             if user in seen:
@@ -113,8 +113,8 @@ def readers_of(start: torch.fx.Node) -> list[torch.fx.Node]:
             if shares:
                 todo.append(user)
             if not shares or written_inputs(user):
-                found.append(user)
-    return found
+                readers.append(user)
+    return readers
 
 
 def collective_of(node: torch.fx.Node, groups: Groups) -> Collective:

@@ -51,13 +51,13 @@ def composites(gm: GraphModule, spec: DeviceSpec) -> list[Composite]:
         if (key := _key(node, of)) is not None:
             of[node] = key
             calls.setdefault(key, []).append(node)
-    found = []
+    fusible = []
     for (operator, *_), nodes in calls.items():
         kinds = {kind_of(node) for node in nodes}
         in_parts = "pointwise" in kinds and not any(map(_decomposed, nodes))
         if "attention" not in kinds if operator == ATTENTION else in_parts:
-            found.append(Composite(operator, tuple(nodes), any(map(_is_backward, nodes))))
-    return found
+            fusible.append(Composite(operator, tuple(nodes), any(map(_is_backward, nodes))))
+    return fusible
 
 
 def _key(node: Node, of: Mapping[Node, _Key]) -> _Key | None:
@@ -67,7 +67,7 @@ def _key(node: Node, of: Mapping[Node, _Key]) -> _Key | None:
     """
     stack = node.meta.get("source_fn_stack") or node.meta.get("fwd_source_fn_stack")
     if not stack:
-        keys = {of.get(given) for given in node.all_input_nodes}
+        keys = {of.get(operand) for operand in node.all_input_nodes}
         return keys.pop() if len(keys) == 1 else None
     name, operator = str(stack[-1][0]), getattr(stack[-1][1], "__name__", "")
     return (operator, name, module_path(node)) if operator in (ATTENTION, NORM) else None

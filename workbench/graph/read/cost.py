@@ -40,8 +40,8 @@ def _grouped_flops(node: torch.fx.Node) -> int:
 
 def _fused_flops(node: torch.fx.Node) -> int:
     """The products of an operator that gathers its first factor, or scatters its product, while it multiplies."""
-    given: Any = torch.fx.map_arg(node.args[:2], lambda n: n.meta["val"])
-    first, second = given
+    values: Any = torch.fx.map_arg(node.args[:2], lambda n: n.meta["val"])
+    first, second = values
     # the part of the product that stays on this rank is smaller
     if isinstance(second, torch.Tensor):
         return 2 * hint(first.numel()) * hint(second.shape[-1])

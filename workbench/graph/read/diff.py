@@ -55,12 +55,12 @@ class GraphDiff:
         """The changed places as lists of (mark, line), each with `context` lines around it."""
         keep = sorted({k for i, (mark, _) in enumerate(self.lines) if mark != " "
                        for k in range(max(0, i - context), min(len(self.lines), i + context + 1))})
-        found: list[list[tuple[str, str]]] = []
+        hunks: list[list[tuple[str, str]]] = []
         for at, i in enumerate(keep):
             if not at or i != keep[at - 1] + 1:
-                found.append([])
-            found[-1].append(self.lines[i])
-        return found
+                hunks.append([])
+            hunks[-1].append(self.lines[i])
+        return hunks
 
     def text(self, context: int = 1) -> str:
         """The changed places as `-`, `+`, `>` (moved) and unmarked lines, hunks parted by `...`."""

@@ -71,11 +71,11 @@ def _is_view(node: Node) -> bool:
 
 def _views(node: Node) -> list[Node]:
     """A view, what it is a view of, and so on to the node that owns the memory; a node that is no view alone."""
-    found = [node]
+    chain = [node]
     while _is_view(node) and node.all_input_nodes:
         node = node.all_input_nodes[0]
-        found.append(node)
-    return found
+        chain.append(node)
+    return chain
 
 
 def _source(node: Node) -> Node:
@@ -109,12 +109,12 @@ def traffic_of(nodes: Collection[Node]) -> KernelTraffic:
     reads, writes, readers = dict[str, int](), dict[str, int](), dict[str, Node]()
     for node in nodes:
         out = tensor_bytes(node.meta.get("val"))
-        for given in node.all_input_nodes:
-            source = _source(given)
-            if source in inside or given in inside:
+        for operand in node.all_input_nodes:
+            source = _source(operand)
+            if source in inside or operand in inside:
                 continue
             size = min(
-                filter(None, (tensor_bytes(n.meta.get("val")) for n in _views(given))), default=0
+                filter(None, (tensor_bytes(n.meta.get("val")) for n in _views(operand))), default=0
             )
             # reads some rows of a table
             size = min(size, out) if kind_of(node) == "index" else size

@@ -45,8 +45,8 @@ class Kernel:
         return self.kind != "wait"
 
     def __repr__(self) -> str:
-        own = f", {len(self.others)} of Inductor's own" if self.others else ""
-        return f"Kernel({self.number} {self.name}, {self.kind}, nodes: {few(self.nodes, 5) or 'none'}{own})"
+        others = f", {len(self.others)} of Inductor's own" if self.others else ""
+        return f"Kernel({self.number} {self.name}, {self.kind}, nodes: {few(self.nodes, 5) or 'none'}{others})"
 
 
 @dataclass(frozen=True)
@@ -122,25 +122,25 @@ def region_kernels(graph: GraphModule) -> tuple[Kernels, ...]:
     Inductor traces a region again and renames its operators, so these nodes have no module and no source line. A region
     that was compiled identically before shares the kernels of that one.
     """
-    which, found = facts_of(graph).part, []
+    which, kernels = facts_of(graph).part, []
     for number, call in enumerate(n for n in graph.graph.nodes if COMPILED_REGION in n.meta):
         for seen in seen_of(call):
             nodes = dict.fromkeys(n for c in seen.calls for n in c.nodes)
             name = f"{which} {number}, {getattr(call.target, '__name__', call.name)}"
-            found.append(Kernels(name, _kernels(seen), tuple(nodes), (), dict(seen.same), seen.removed, (),
+            kernels.append(Kernels(name, _kernels(seen), tuple(nodes), (), dict(seen.same), seen.removed, (),
                                  seen.missing, seen.code))
-    return tuple(found)
+    return tuple(kernels)
 
 
 def _kernels(
     seen: inductor_kernels.Seen, known: Mapping[str, Node] = MappingProxyType({})
 ) -> tuple[Kernel, ...]:
     """The calls as kernels, with module and source line of the `known` nodes."""
-    written, made = inductor_kernels.sources(seen.code), []
+    written, kernels = inductor_kernels.sources(seen.code), []
     for i, call in enumerate(seen.calls):
         nodes = [known[n] for n in call.nodes if n in known]
         modules = tuple(dict.fromkeys(m for n in nodes if (m := module_path(n))))
         places = tuple(dict.fromkeys(p for n in nodes if (p := provenance(n).place)))
-        made.append(Kernel(i, call.name, call.kind, call.nodes, call.others, modules, places,
+        kernels.append(Kernel(i, call.name, call.kind, call.nodes, call.others, modules, places,
                            written.get(call.name, "")))
-    return tuple(made)
+    return tuple(kernels)

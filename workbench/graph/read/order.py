@@ -65,15 +65,15 @@ def _between(steps: Iterable[tuple[tuple[str, ...], int, float]], graph: GraphMo
     """steps: the launches and waits in order, and the products and milliseconds of each."""
     start_of = {wait: c.node for c in list_launches(graph) for wait in c.waits if wait != c.node}
     starts: dict[str, tuple[int, float]] = {}
-    found: dict[str, Between] = {}
+    by_start: dict[str, Between] = {}
     products, ms = 0, 0.0
     for names, more, cost in steps:
         for name in names:
             start = start_of.get(name, "")
             if start in starts and start in needed:
                 launched, at = starts[start]
-                found.setdefault(start, Between(products - launched, ms - at, needed[start]))
+                by_start.setdefault(start, Between(products - launched, ms - at, needed[start]))
             starts.setdefault(name, (products, ms))
         products += more
         ms += cost
-    return found
+    return by_start

@@ -57,12 +57,12 @@ def _line(node: Node) -> str:
 
 def node_record(node: Node) -> NodeRecord:
     """One node as text, its operator without the overload `default`."""
-    given = [*map(repr, node.args), *(f"{key}={value!r}" for key, value in node.kwargs.items())]
+    arguments = [*map(repr, node.args), *(f"{key}={value!r}" for key, value in node.kwargs.items())]
     return NodeRecord(
         node.name,
         node.op,
         _called(node.target) if node.op == "call_function" else str(node.target),
-        f"({', '.join(given)})",
+        f"({', '.join(arguments)})",
         tuple([n.name for n in node.all_input_nodes]),
     )
 

@@ -58,14 +58,14 @@ class Replay:
 
     def summary(self) -> str:
         """One line: counts and bytes."""
-        def told(inputs: list[ReplayInput], word: str) -> str:
+        def text(inputs: list[ReplayInput], word: str) -> str:
             return (
                 f"{counted(len(inputs), 'input')} {word} ({sum(x.bytes for x in inputs):,} bytes)"
             )
 
         pool = "not recorded yet" if self.pool_bytes is None else f"pool {self.pool_bytes:,} bytes"
         return (
-            f"{self.graph}: {told(self.static, 'static')}, {told(self.copied, 'copied')}; {pool}; "
+            f"{self.graph}: {text(self.static, 'static')}, {text(self.copied, 'copied')}; {pool}; "
             f"{self.launches_before:,} {self.unit} before, 1 launch after"
         )
 

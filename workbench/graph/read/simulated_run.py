@@ -154,13 +154,13 @@ def _launched(
     costs: Costs, launch: float, view: float, cpu: float, replayed: bool
 ) -> tuple[dict[Node, float], float]:
     """When the CPU has launched each node, and when it has launched all, from `cpu` on; in milliseconds."""
-    launches, found = set(launches_of(costs, replayed)), dict[Node, float]()
+    launches, launched_at = set(launches_of(costs, replayed)), dict[Node, float]()
     for node in costs.compute:
         if node in launches:
-            cpu = found[node] = cpu + launch
+            cpu = launched_at[node] = cpu + launch
         elif not replayed and kind_of(node) == "view":
             cpu += view
-    return found, cpu
+    return launched_at, cpu
 
 
 def launches_of(costs: Costs, replayed: bool = False) -> list[Node]:
@@ -171,10 +171,11 @@ def launches_of(costs: Costs, replayed: bool = False) -> list[Node]:
     )
 
 
-def _part(part: str, gm: GraphModule, costs: Costs, found: Sequence[Collective], start: float,
+def _part(part: str, gm: GraphModule, costs: Costs, collectives: Sequence[Collective], start: float,
           launched: Mapping[Node, float]) -> tuple[list[Span], float]:
     """The spans of one graph, and its length. launched: when the CPU has launched each node, in ms of the step."""
-    spec, clock, about, axes = costs.spec, Clock(costs), {c.node: c for c in found}, axis_names(gm)
+    spec, clock, axes = costs.spec, Clock(costs), axis_names(gm)
+    about = {c.node: c for c in collectives}
     issued: dict[str, tuple[float, float]] = {}
     spans: list[Span] = []
     idle: dict[str, float] = {}
