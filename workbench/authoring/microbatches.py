@@ -20,9 +20,9 @@ def cut(batch: Sequence[Any], count: int) -> list[tuple[Any, ...]]:
         return [tuple(batch)]
     for place, value in enumerate(batch):
         if not isinstance(value, torch.Tensor) or not value.dim() or value.shape[0] % count:
-            what = list(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
+            actual = list(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
             raise WorkbenchError(
-                f"input {place} of the step is {what}, and {count} microbatches need a tensor whose "
+                f"input {place} of the step is {actual}, and {count} microbatches need a tensor whose "
                 f"first dim divides by {count}: give such a batch, or accumulate over fewer"
             )
     return list(zip(*(value.chunk(count) for value in batch), strict=True))

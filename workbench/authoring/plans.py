@@ -133,8 +133,8 @@ def matching(pattern: str, paths: Iterable[str]) -> list[str]:
 def matched(pattern: str, paths: Iterable[str], where: str) -> list[str]:
     """The same; AuthoringError, which begins with `where`, if `pattern` matches no path."""
     paths = list(paths)
-    if found := matching(pattern, paths):
-        return found
+    if matches := matching(pattern, paths):
+        return matches
     named = [path for path in paths if path]
     some = ", ".join(named[:8]) + (", ..." if len(named) > 8 else "")
     raise AuthoringError(f"plan: {where} {pattern!r} matches no module; modules are {some}")

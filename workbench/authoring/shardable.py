@@ -65,8 +65,8 @@ def _overlapping(module: nn.Module) -> Iterator[str]:
         if not tensor.is_meta and type(tensor) in (torch.Tensor, nn.Parameter) and tensor.numel():
             by_storage.setdefault(tensor.untyped_storage().data_ptr(), []).append((name, tensor))
     for sharing in by_storage.values():
-        for (name, one), (other_name, other) in combinations(sharing, 2):
-            (start, end), (other_start, other_end) = _span(one), _span(other)
+        for (name, first), (other_name, other) in combinations(sharing, 2):
+            (start, end), (other_start, other_end) = _span(first), _span(other)
             if name.startswith("parameter ") and start < other_end and other_start < end:
                 yield (
                     f"{name} shares memory with {other_name}, and its shards would not: give each memory of its own "

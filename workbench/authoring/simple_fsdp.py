@@ -81,10 +81,12 @@ class Gather:
         return x if x.dtype == self.precision.param else x.to(self.precision.param)
 
     def _redistributed(
-        self, x: torch.Tensor, mesh: DeviceMesh, held: Placement, last: bool
+        self, x: torch.Tensor, mesh: DeviceMesh, placement: Placement, last: bool
     ) -> torch.Tensor:
-        shape, stride = self.part if held.is_shard() else (x.shape, x.stride())
-        spread = DTensor.from_local(x, mesh, (held,), run_check=False, shape=shape, stride=stride)
+        shape, stride = self.part if placement.is_shard() else (x.shape, x.stride())
+        spread = DTensor.from_local(
+            x, mesh, (placement,), run_check=False, shape=shape, stride=stride
+        )
         whole = spread.redistribute(
             placements=(Replicate(),),
             forward_dtype=self.precision.param if last else x.dtype,

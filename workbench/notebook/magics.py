@@ -221,9 +221,9 @@ def _status_table(
             rows.append((rank, str(pids[rank]), "no answer yet", "", "", ""))
             continue
         last = look["launches"][-1] if look["launches"] else None
-        held = look["gpu_bytes"]
+        gpu = look["gpu_bytes"]
         rows.append((rank, str(pids[rank]), f"waits in {last.op}" if last and not last.done else state,
-                     f"{look['host_bytes'] / 2**20:,.0f} MiB", "" if held is None else f"{held / 2**20:,.0f} MiB",
+                     f"{look['host_bytes'] / 2**20:,.0f} MiB", "" if gpu is None else f"{gpu / 2**20:,.0f} MiB",
                      f"{last.op}, number {last.number} of {last.axis or 'a group'} ({ranks_text(last.ranks)})"
                      if last else "none yet"))
     return table(

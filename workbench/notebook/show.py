@@ -83,7 +83,7 @@ def show(
 
 def _twins(view: Controlled, above: Sequence[Any]) -> int:
     """How many static outputs right above a view show the same: its pictures, or the table of its title."""
-    return len(list(takewhile(lambda each: isinstance(each, draw.Picture) or each.title == view.title,
+    return len(list(takewhile(lambda item: isinstance(item, draw.Picture) or item.title == view.title,
                               reversed(above))))
 
 
@@ -110,7 +110,7 @@ def outputs(what: Any, view: str = "", device: str = "h100",
         return [draw.graph(what), GraphView(what)]
     if isinstance(what, PassRecord):
         return _record(what)
-    if isinstance(what, Sequence) and what and all(isinstance(each, PassRecord) for each in what):
+    if isinstance(what, Sequence) and what and all(isinstance(item, PassRecord) for item in what):
         return [draw.verdicts(what), PassStepper(what)]
     if isinstance(what, Study):
         return outputs(what.records) or [draw.graph(what.joint.graph)]

@@ -132,24 +132,24 @@ class Replayed:
         for said in (_SAVED_HELD, _GRADIENT_HELD):
             if said in overwritten:
                 raise WorkbenchError(f"{self.where}: {said}")
-        for name, fixed, ours, given, address in zip(
+        for name, fixed, ours, arg, address in zip(
             self.names, self.fixed, self._inputs, args, self._addresses, strict=True
         ):
-            if not isinstance(given, torch.Tensor):
+            if not isinstance(arg, torch.Tensor):
                 continue
             if fixed:
-                if self.debug and given.data_ptr() != address:
+                if self.debug and arg.data_ptr() != address:
                     raise WorkbenchError(
                         f"{self.where}: input {name} was recorded at address {address:#x} and is at "
-                        f"{given.data_ptr():#x} now: change parameters and buffers in place"
+                        f"{arg.data_ptr():#x} now: change parameters and buffers in place"
                     )
                 continue
-            if (given.shape, given.dtype, given.device) != (ours.shape, ours.dtype, ours.device):
+            if (arg.shape, arg.dtype, arg.device) != (ours.shape, ours.dtype, ours.device):
                 raise WorkbenchError(
                     f"{self.where}: input {name} was recorded as {ours.dtype} {list(ours.shape)} on {ours.device} and "
-                    f"is {given.dtype} {list(given.shape)} on {given.device} now: keep it so, or build again"
+                    f"is {arg.dtype} {list(arg.shape)} on {arg.device} now: keep it so, or build again"
                 )
-            ours.copy_(given)
+            ours.copy_(arg)
 
     def _given(self, index: int, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):

@@ -55,24 +55,24 @@ def _alike(a: Any, b: Any) -> bool:
 
 def _source(node: Node) -> Node | None:
     """The node that can be read in place of this one, or None."""
-    name, given = op_name(node.target), node.args[0] if node.args else None
-    if not isinstance(given, Node):
+    name, operand = op_name(node.target), node.args[0] if node.args else None
+    if not isinstance(operand, Node):
         return None
     value = node.meta.get("val")
-    if name in _NAMES or (name in _VIEWS | _TURNS and _alike(value, given.meta.get("val"))):
-        return given
-    if name in _TURNS and op_name(given.target) in _TURNS:
-        base = given.args[0]
+    if name in _NAMES or (name in _VIEWS | _TURNS and _alike(value, operand.meta.get("val"))):
+        return operand
+    if name in _TURNS and op_name(operand.target) in _TURNS:
+        base = operand.args[0]
         return base if isinstance(base, Node) and _alike(value, base.meta.get("val")) else None
     return None
 
 
 def _base(node: Node) -> Node | None:
     """Behind a view of a view: the tensor that both are views of, if it is contiguous."""
-    given = node.args[0]
-    if not _reshapes(node) or not isinstance(given, Node) or not _reshapes(given):
+    operand = node.args[0]
+    if not _reshapes(node) or not isinstance(operand, Node) or not _reshapes(operand):
         return None
-    base = given.args[0]
+    base = operand.args[0]
     value = base.meta.get("val") if isinstance(base, Node) else None
     plain = isinstance(value, torch.Tensor) and value.is_contiguous() and node.meta["val"].is_contiguous()
     return base if plain and isinstance(base, Node) else None

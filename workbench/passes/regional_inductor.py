@@ -72,7 +72,7 @@ def compiled_regions(before: Graphs, after: Graphs, options: RegionalOptions) ->
     gone = [(name, which) for which, were in captured.items() for name in options.regions or were
             if name in were and not any(name in names[which] for names in kept)]
     evidence = {
-        "regions": [len(found) for found in calls],
+        "regions": [len(nodes) for nodes in calls],
         "nodes_inside": inside,
         "names": sorted({n.meta[COMPILED_REGION]["name"] for graph in calls for n in graph}),
         "lost": [f"{name} in the {which}" for name, which in gone],
@@ -91,14 +91,14 @@ def compiled_regions(before: Graphs, after: Graphs, options: RegionalOptions) ->
     return Effect(False, reason, evidence)
 
 
-def _compilable(node: Node, found: Mapping[Node, str]) -> bool:
+def _compilable(node: Node, chosen: Mapping[Node, str]) -> bool:
     """Whether a node computes a tensor, or a tuple of which only items are read, or is such an item."""
     kind, value = kind_of(node), node.meta.get("val")
     # a compiled part has no input for a size that is known only when the step runs
     if any(is_symbolic(n.meta.get("val")) for n in (node, *node.all_input_nodes)):
         return False
     if node.target is operator.getitem:
-        return node.args[0] in found
+        return node.args[0] in chosen
     if isinstance(value, tuple):
         return kind != "collective" and all(user.target is operator.getitem for user in node.users)
     return kind not in ("collective", "wait", "bookkeeping") and isinstance(value, torch.Tensor)
@@ -108,15 +108,15 @@ def members(graph: GraphModule, names: Iterable[str], fallback: Iterable[str]) -
     """The nodes to compile, each with its region and block; collectives and gather chains never enter a region."""
     wanted, left = set(names), set(fallback)
     kept = parameter_moves(graph)
-    found: dict[Node, str] = {}
+    chosen: dict[Node, str] = {}
     for node in graph.graph.nodes:
         name = regions.region_of(node)
         if name is None or name not in wanted or node in kept or short_name(node) in left:
             continue
-        if node.op == "call_function" and _compilable(node, found):
+        if node.op == "call_function" and _compilable(node, chosen):
             block = _BLOCK.match(module_path(node))
-            found[node] = f"{name}_{block[1]}" if block else name
-    return found
+            chosen[node] = f"{name}_{block[1]}" if block else name
+    return chosen
 
 
 def parts_to_compile(graph: GraphModule, names: Iterable[str] = (), fallback: Iterable[str] = ()
@@ -126,9 +126,9 @@ def parts_to_compile(graph: GraphModule, names: Iterable[str] = (), fallback: It
     names: of regions, by default all; fallback: operators to leave out. Nodes of one region and block are one part,
     unless something outside lies between them.
     """
-    found = regions.parts_of(graph, members(graph, set(names) or _names(graph), fallback))
+    parts = regions.parts_of(graph, members(graph, set(names) or _names(graph), fallback))
     # a part of views and copies alone has nothing to compile
-    return [(name, nodes) for name, nodes in found if any(kind_of(n) in _COMPUTES for n in nodes)]
+    return [(name, nodes) for name, nodes in parts if any(kind_of(n) in _COMPUTES for n in nodes)]
 
 
 @register_pass(

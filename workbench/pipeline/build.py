@@ -135,13 +135,13 @@ def _build(
     with joint:
         if note is not None:
             note(joint)
-        with clock("joint passes", told=False):
+        with clock("joint passes", announce=False):
             run_joint(joint, recipe.joint_passes, progress=clock.tell)
         with clock("partition"):
             pair = partition(joint)
-    with clock("passes", told=False):
+    with clock("passes", announce=False):
         split = run_later(recipe, pair, recipe.passes, progress=clock.tell)
-    with clock("compile", told=False):
+    with clock("compile", announce=False):
         schedule = lower(split)
     step = step_kind(recipe).step(split)
     split.known.built = True
@@ -157,8 +157,8 @@ class Clock:
         self.seconds: dict[str, float] = {}
 
     @contextmanager
-    def __call__(self, stage: str, *, told: bool = True) -> Iterator[None]:
-        if told:
+    def __call__(self, stage: str, *, announce: bool = True) -> Iterator[None]:
+        if announce:
             self.tell(stage)
         started = time.perf_counter()
         yield

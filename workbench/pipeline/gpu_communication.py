@@ -75,23 +75,23 @@ def waited_for(busy: Sequence[Interval], talk: Sequence[Interval]) -> list[float
 
     Where several overlap, the time counts for the one that ends last. busy: when compute runs, as `union` returns it.
     """
-    found, first = [0.0] * len(talk), float("inf")
+    waits, first = [0.0] * len(talk), float("inf")
     for i in sorted(range(len(talk)), key=lambda i: (talk[i][1], i), reverse=True):
         begin, end = talk[i]
-        found[i] = length(gaps(busy, begin, min(end, max(begin, first))))
+        waits[i] = length(gaps(busy, begin, min(end, max(begin, first))))
         first = min(first, begin)
-    return found
+    return waits
 
 
 def gaps(intervals: Sequence[Interval], begin: float, end: float) -> list[Interval]:
     """The parts of the time from begin to end that no interval covers; intervals as `union` returns them."""
-    found, at = [], begin
+    uncovered, at = [], begin
     first = max(0, bisect_right(intervals, (begin, float("inf"))) - 1)
     for i in range(first, len(intervals)):
         a, b = intervals[i]
         if a >= end:
             break
         if a > at:
-            found.append((at, a))
+            uncovered.append((at, a))
         at = max(at, b)
-    return [*found, (at, end)] if at < end else found
+    return [*uncovered, (at, end)] if at < end else uncovered

@@ -42,11 +42,14 @@ def device_of(world: str) -> str:
 
 def versions() -> dict[str, str]:
     """Of torch, Python and this package, and of CUDA and NCCL where there is a GPU."""
-    own = installed("torch-compiler-workbench") or "not installed"
-    found = {"workbench": own, "torch": torch.__version__, "python": sys.version.split()[0]}
+    by_package = {
+        "workbench": installed("torch-compiler-workbench") or "not installed",
+        "torch": torch.__version__,
+        "python": sys.version.split()[0],
+    }
     if gpus():
-        found |= {
+        by_package |= {
             "cuda": str(torch.version.cuda),
             "nccl": ".".join(map(str, torch.cuda.nccl.version())),
         }
-    return found
+    return by_package

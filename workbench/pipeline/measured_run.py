@@ -35,7 +35,7 @@ benchmarks/results/traces_h200.
 _NCCL = re.compile(r"^ncclDevKernel_([A-Za-z]+?)(?:_|\(|$)")
 
 
-def measured(step: Callable[[], Any], what: ForwardBackward | Step) -> StepTimeline:
+def measured(step: Callable[[], Any], pair_or_step: ForwardBackward | Step) -> StepTimeline:
     """Run `step` (forward and backward of a pair, or all of a step, and no other collective) on this rank's GPU,
     profiled.
 
@@ -43,7 +43,7 @@ def measured(step: Callable[[], Any], what: ForwardBackward | Step) -> StepTimel
     of its own, whose NCCL kernels are matched with the group's collectives in their order. The module, and the states
     that a step updates, are unchanged afterwards.
     """
-    run = what if isinstance(what, Step) else CompiledStep(what)
+    run = pair_or_step if isinstance(pair_or_step, Step) else CompiledStep(pair_or_step)
     with restoring_module(run.module, run.written), restoring(run.states):
         kernels, _ = profiled(step)
     return run_of_kernels(kernels, run.split.by_part, f"measured on {torch.cuda.get_device_name()}")
@@ -70,22 +70,27 @@ def _match(nccl: Sequence[Kernel], lanes: dict[str, list[Span]]) -> dict[Kernel,
     A group is known by the kinds on its stream. A replayed CUDA graph spreads a group over several streams: there, a
     kind that only one group has is matched. Groups with the same collectives cannot be told apart.
     """
-    found: dict[Kernel, Span] = {}
+    matches: dict[Kernel, Span] = {}
     streams: dict[int, list[Kernel]] = {}
     for kernel in nccl:
         streams.setdefault(kernel.stream, []).append(kernel)
-    for own in streams.values():
+    for kernels in streams.values():
         fits = [
-            spans for spans in lanes.values() if list(map(_kind, spans)) == list(map(_kind, own))
+            spans for spans in lanes.values()
+            if list(map(_kind, spans)) == list(map(_kind, kernels))
         ]
         if len(fits) == 1:
-            found |= dict(zip(own, fits[0], strict=True))
+            matches |= dict(zip(kernels, fits[0], strict=True))
     for kind in dict.fromkeys(map(_kind, nccl)):
-        own = [k for k in nccl if _kind(k) == kind]
-        spans = [s for each in lanes.values() for s in each if _kind(s) == kind]
-        if len({s.lane for s in spans}) == 1 and len(own) == len(spans) and not found.keys() & own:
-            found |= dict(zip(own, spans, strict=True))
-    return found
+        kernels = [k for k in nccl if _kind(k) == kind]
+        spans = [s for lane in lanes.values() for s in lane if _kind(s) == kind]
+        if (
+            len({s.lane for s in spans}) == 1
+            and len(kernels) == len(spans)
+            and not matches.keys() & kernels
+        ):
+            matches |= dict(zip(kernels, spans, strict=True))
+    return matches
 
 
 def run_of_kernels(

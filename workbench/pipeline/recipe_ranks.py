@@ -54,8 +54,8 @@ def on_ranks(
             return [function(recipe, *args, Post(tell.hear, steps))]
     if among_ranks(world):
         with (
-            joined(recipe, world, timeout=timeout) as here,
-            telling(here.rank == 0 and progress) as tell,
+            joined(recipe, world, timeout=timeout) as joined_world,
+            telling(joined_world.rank == 0 and progress) as tell,
         ):
             return gathered(function(recipe, *args, Post(tell.hear, steps)))
     pools: AbstractContextManager[RankPool]
@@ -72,9 +72,9 @@ def on_ranks(
 
 
 def _with_post(
-    function: Callable[..., Answer], recipe: Recipe, args: Sequence[Any], told: bool
+    function: Callable[..., Answer], recipe: Recipe, args: Sequence[Any], report: bool
 ) -> Answer:
-    send = send_progress if told and current_world().rank == 0 else None
+    send = send_progress if report and current_world().rank == 0 else None
     return function(recipe, *args, Post(send, recipe.training.steps))
 
 
@@ -112,9 +112,9 @@ def joined(
         return
     size = int(os.environ["WORLD_SIZE"])
     local = int(os.environ.get("LOCAL_RANK", os.environ["RANK"]))
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", size))
+    local_size = int(os.environ.get("LOCAL_WORLD_SIZE", size))
     _require_size(recipe, size, "torchrun started")
-    backend = resolve(kind, here)
+    backend = resolve(kind, local_size)
     device = own_gpu(backend, local)
     with one_worker_thread():
         dist.init_process_group(backend, timeout=timedelta(seconds=timeout), device_id=device)

@@ -101,18 +101,18 @@ def copy_graph(graph: GraphModule, step: StepFacts | None = None) -> GraphModule
 
 
 def apply_pass(
-    item: RegisteredPass, given: GraphModule | Body, example_inputs: list[Any], options: Any
+    item: RegisteredPass, graph_or_body: GraphModule | Body, example_inputs: list[Any], options: Any
 ) -> Any:
     """The pass's result, of the type that its stage asks for. Its errors are raised as WorkbenchError with its name."""
     callables = item.contract.stage in (Stage.LOWERING, Stage.REPLAY)
-    graph = graph_of(given)
+    graph = graph_of(graph_or_body)
     facts, convention = facts_of(graph), aot.convention_of(graph)
     where = f"pass {item.name!r} on the {facts.part} graph"
     if "static_shapes" in item.contract.needs:
         _require_static(graph, where)
     try:
         with no_exit(where):
-            result = item.function(given, example_inputs, options=options)
+            result = item.function(graph_or_body, example_inputs, options=options)
     except WorkbenchError:
         raise
     except Exception as error:
@@ -148,10 +148,10 @@ def _run_pass(
     after, seconds, copying = [], 0.0, 0.0
     for graph, context in zip(before, contexts, strict=True):
         started = time.perf_counter()
-        given = graph if isinstance(graph, Body) else copy_graph(graph, step)
+        input_graph = graph if isinstance(graph, Body) else copy_graph(graph, step)
         copied = time.perf_counter()
         with context as example_inputs:
-            after.append(apply_pass(item, given, list(example_inputs), options))
+            after.append(apply_pass(item, input_graph, list(example_inputs), options))
         copying, seconds = copying + copied - started, seconds + time.perf_counter() - copied
     record = PassRecord(item, options, before, tuple(after), seconds, copying, known)
     known.records.append(record)
@@ -238,10 +238,10 @@ def agree_on_collectives(pair: Partitioned) -> Verdict:
     Raises WorkbenchError on every rank, naming the first difference.
     """
     # also of a broken graph: the other ranks would wait for this one
-    found = collectives.exchange(pair.graphs)
-    if found.outcome is Outcome.FAIL:
-        raise WorkbenchError(found.message)
-    return found
+    verdict = collectives.exchange(pair.graphs)
+    if verdict.outcome is Outcome.FAIL:
+        raise WorkbenchError(verdict.message)
+    return verdict
 
 
 def each_no_effect(records: Sequence[PassRecord]) -> Iterator[tuple[str, str]]:

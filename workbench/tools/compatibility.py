@@ -34,12 +34,12 @@ def results_dir() -> Path:
 
 def load_tables(folder: Path) -> list[Table]:
     """All tables of a folder, oldest torch first; none if it does not exist. WorkbenchError names a bad file."""
-    found = []
+    tables = []
     for path in folder.glob("compat_torch_*.json"):
         with reading(path, "a table of results", "write it again with make test-fast"):
             data = json_of(path.read_bytes())
             rows = tuple((row["what"], row["outcome"]) for row in data["rows"])
-            found.append(
+            tables.append(
                 Table(data["torch"].split("+")[0], f"{data['system']} {data['machine']}", rows)
             )
-    return sorted(found, key=lambda table: minor(table.torch))
+    return sorted(tables, key=lambda table: minor(table.torch))

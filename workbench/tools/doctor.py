@@ -96,8 +96,8 @@ def findings(facts: Facts) -> list[Finding]:
     return [*_versions(facts), *_torch(facts), *_abilities(facts)]
 
 
-def _tested(what: str, found: str, tested: bool, do: str) -> Finding:
-    return Finding("ok", what, found) if tested else Finding("note", what, f"{found}, untested", do)
+def _tested(name: str, state: str, tested: bool, do: str) -> Finding:
+    return Finding("ok", name, state) if tested else Finding("note", name, f"{state}, untested", do)
 
 
 def _versions(facts: Facts) -> list[Finding]:
@@ -117,38 +117,39 @@ def _versions(facts: Facts) -> list[Finding]:
 
 def _torch(facts: Facts) -> list[Finding]:
     """The installed torch: what its minor version's table of tests says, and each test that did not pass."""
-    here, problem = facts.torch, torch_problem(facts.torch)
-    if here is None or problem:
-        return [Finding("bad", "torch", here or "not installed", problem.rpartition(": ")[2])]
+    version, problem = facts.torch, torch_problem(facts.torch)
+    if version is None or problem:
+        return [Finding("bad", "torch", version or "not installed", problem.rpartition(": ")[2])]
     if isinstance(facts.tables, str):
-        return [Finding("note", "torch", f"{here}; {facts.tables}")]
-    table = next((t for t in facts.tables if minor(t.torch) == minor(here)), None)
+        return [Finding("note", "torch", f"{version}; {facts.tables}")]
+    table = next((t for t in facts.tables if minor(t.torch) == minor(version)), None)
     if table is None:
-        return [Finding("note", "torch", f"{here}: no table of its tests here",
-                        f"make test-fast TORCH={here.split('+')[0]} in a checkout writes one")]
+        return [Finding("note", "torch", f"{version}: no table of its tests here",
+                        f"make test-fast TORCH={version.split('+')[0]} in a checkout writes one")]
     passed = (
-        f"{here}: {table.passed} of {len(table.rows)} tests pass on {table.torch}, {table.platform}"
+        f"{version}: {table.passed} of {len(table.rows)} tests pass on "
+        f"{table.torch}, {table.platform}"
     )
     return [Finding("note" if table.others else "ok", "torch", passed),
             *(Finding("note", outcome, test) for test, outcome in table.others)]
 
 
 def _abilities(facts: Facts) -> list[Finding]:
-    found = []
+    rows = []
     if not torch_problem(facts.torch):
-        found.append(
+        rows.append(
             Finding("ok", "fake world", "any mesh, one process: capture, passes, estimates")
         )
         gloo = f"real ranks on {counted(facts.cores, 'core')}: training and every verdict but GPU memory"
-        found.append(Finding("ok", "gloo ranks", gloo) if facts.gloo else Finding(
+        rows.append(Finding("ok", "gloo ranks", gloo) if facts.gloo else Finding(
             "bad", "gloo ranks", "this torch has no gloo", "install a torch build with gloo"))
         kinds = ", ".join(
             f"{facts.gpus.count(name)} x {name}" for name in dict.fromkeys(facts.gpus)
         )
         if facts.gpus and facts.nccl:
-            found.append(Finding("ok", "nccl ranks", f"up to {len(facts.gpus)}: {kinds}"))
+            rows.append(Finding("ok", "nccl ranks", f"up to {len(facts.gpus)}: {kinds}"))
         else:
-            found.append(
+            rows.append(
                 Finding(
                     "note",
                     "nccl ranks",
@@ -157,9 +158,9 @@ def _abilities(facts: Facts) -> list[Finding]:
                 )
             )
     if facts.compiler:
-        found.append(Finding("ok", "full Inductor", f"compiler: {facts.compiler}"))
+        rows.append(Finding("ok", "full Inductor", f"compiler: {facts.compiler}"))
     else:
-        found.append(
+        rows.append(
             Finding(
                 "note",
                 "full Inductor",
@@ -168,24 +169,24 @@ def _abilities(facts: Facts) -> list[Finding]:
             )
         )
     if facts.gpus and not facts.triton:
-        found.append(Finding("note", "triton", "not installed: Inductor compiles nothing for GPUs",
+        rows.append(Finding("note", "triton", "not installed: Inductor compiles nothing for GPUs",
                              "pip install triton"))
-    return found
+    return rows
 
 
 _COLORS = {"ok": "32", "note": "33", "bad": "1;31"}
 
 
-def text(found: list[Finding], *, color: bool = False) -> str:
+def text(findings: list[Finding], *, color: bool = False) -> str:
     """One line for each finding, with what to do below it."""
     lines = []
-    for finding in found:
+    for finding in findings:
         mark = f"{finding.mark:<4}"
         shown = f"\033[{_COLORS[finding.mark]}m{mark}\033[0m" if color else mark
         lines.append(f"{shown}  {finding.what:<14}{finding.found}")
         if finding.do:
             lines.append(f"{'':20}-> {finding.do}")
-    bad = [finding.what for finding in found if finding.mark == "bad"]
+    bad = [finding.what for finding in findings if finding.mark == "bad"]
     return "\n".join(
         [*lines, "", f"fix first: {', '.join(bad)}" if bad else "ready: try `workbench tour`"]
     )

@@ -27,9 +27,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             value.__module__ == "__main__" or "<locals>" in value.__qualname__
         ):
             # cloudpickle gives a class that is defined again another number
-            own = {name: item for name, item in vars(value).items()
+            members = {name: item for name, item in vars(value).items()
                    if isinstance(item, FunctionType) or not name.startswith("__")}
-            return str, (value.__qualname__,), (value.__bases__, own)
+            return str, (value.__qualname__,), (value.__bases__, members)
         return super().reducer_override(value)
 
 

@@ -61,10 +61,10 @@ def dynamo_capture(
     """
     capture: Callable[..., Any] = torch._dynamo.functional_export.dynamo_graph_capture_for_export
     torch._dynamo.reset()
-    with _removed_globals(contexts), _unknown_items(), warnings.catch_warnings(record=True) as told:
+    with _removed_globals(contexts), _unknown_items(), warnings.catch_warnings(record=True) as log:
         warnings.simplefilter("always")
         graph: Graph = capture(module)(*args)
-    graph.meta["side_effects"] = _side_effects(told)
+    graph.meta["side_effects"] = _side_effects(log)
     return graph
 
 
@@ -77,10 +77,10 @@ def _unknown_items() -> Iterator[None]:
     """
     make = FakeTensorConverter.__init__
 
-    def made(self: Any, *args: Any, **options: Any) -> None:
+    def init_for_export(self: Any, *args: Any, **options: Any) -> None:
         make(self, *args, **options | {"export": True})
 
-    with mock.patch.object(FakeTensorConverter, "__init__", made):
+    with mock.patch.object(FakeTensorConverter, "__init__", init_for_export):
         yield
 
 
@@ -89,10 +89,10 @@ _SIDE_EFFECTS = re.compile(
 )
 
 
-def _side_effects(told: list[warnings.WarningMessage]) -> tuple[str, ...]:
+def _side_effects(log: list[warnings.WarningMessage]) -> tuple[str, ...]:
     """The sources in Dynamo's warning about side effects; all other warnings are shown as they would have been."""
     sources: list[str] = []
-    for warning in told:
+    for warning in log:
         match = _SIDE_EFFECTS.search(str(warning.message))
         if match:
             sources += ast.literal_eval(match[1])
@@ -211,14 +211,14 @@ def fork_joint(export: Any) -> Any:
 _RECORDS = "torch._functorch._aot_autograd"
 
 
-def _forked(value: Any, made: dict[int, Any]) -> Any:
-    if id(value) in made:
-        return made[id(value)]
+def _forked(value: Any, copies: dict[int, Any]) -> Any:
+    if id(value) in copies:
+        return copies[id(value)]
     if type(value) in (list, tuple):
-        copied = made[id(value)] = type(value)([_forked(v, made) for v in value])
+        copied = copies[id(value)] = type(value)([_forked(v, copies) for v in value])
         return copied
     if type(value) is dict:
-        copied = made[id(value)] = {k: _forked(v, made) for k, v in value.items()}
+        copied = copies[id(value)] = {k: _forked(v, copies) for k, v in value.items()}
         return copied
     kind = type(value)
     ours = kind.__module__.startswith(_RECORDS) and kind.__module__ != descriptors.__name__
@@ -229,9 +229,9 @@ def _forked(value: Any, made: dict[int, Any]) -> Any:
         or callable(value)
     ):
         return value
-    copied = made[id(value)] = copy.copy(value)
-    for name, held in vars(value).items():
-        object.__setattr__(copied, name, _forked(held, made))  # some are frozen
+    copied = copies[id(value)] = copy.copy(value)
+    for name, attribute in vars(value).items():
+        object.__setattr__(copied, name, _forked(attribute, copies))  # some are frozen
     return copied
 
 

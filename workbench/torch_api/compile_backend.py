@@ -32,37 +32,37 @@ def held_by_module(
 
     graph: Dynamo's. Its inputs have sources such as `L['self']._modules['norm']._parameters['weight']`.
     """
-    found = {}
+    module_inputs = {}
     for index, (node, value) in enumerate(
         zip(graph.graph.find_nodes(op="placeholder"), example_inputs, strict=True)
     ):
         source = getattr(getattr(node, "_dynamo_source", None), "name", "")
         steps = _STEP.findall(source() if callable(source) else source)  # a method before 2.13
         if isinstance(value, torch.Tensor) and steps and steps[-1][0] != "modules":
-            found[index] = (
+            module_inputs[index] = (
                 ".".join(name for _, name in steps),
                 isinstance(value, torch.nn.Parameter),
             )
-    return found
+    return module_inputs
 
 
-def describe_inputs(joint: GraphModule, held: dict[int, tuple[str, bool]]) -> None:
+def describe_inputs(joint: GraphModule, module_inputs: dict[int, tuple[str, bool]]) -> None:
     """Give the placeholders of parameters and buffers the descriptors that a capture of the module gives them.
 
     torch.compile knows inputs by position only.
     """
     for node in joint.graph.find_nodes(op="placeholder"):
         if "desc" in node.meta:
-            node.meta["desc"] = _described(node.meta["desc"], held)
+            node.meta["desc"] = _described(node.meta["desc"], module_inputs)
 
 
-def _described(desc: Any, held: dict[int, tuple[str, bool]]) -> Any:
-    if isinstance(desc, descriptors.PlainAOTInput) and desc.idx in held:
-        name, parameter = held[desc.idx]
+def _described(desc: Any, module_inputs: dict[int, tuple[str, bool]]) -> Any:
+    if isinstance(desc, descriptors.PlainAOTInput) and desc.idx in module_inputs:
+        name, parameter = module_inputs[desc.idx]
         return descriptors.ParamAOTInput(name) if parameter else descriptors.BufferAOTInput(name)
     base = getattr(desc, "base", None)  # a component of a DTensor
     if isinstance(base, descriptors.AOTInput) and dataclasses.is_dataclass(desc):
-        return dataclasses.replace(desc, base=_described(base, held))  # type: ignore[call-arg, type-var]
+        return dataclasses.replace(desc, base=_described(base, module_inputs))  # type: ignore[call-arg, type-var]
     return desc
 
 
@@ -99,12 +99,12 @@ def through_autograd(
     Returns the callable for Dynamo, and the forward and backward, whose bodies are open. The pair is None where nothing
     needs a gradient; such a graph runs unchanged.
     """
-    held = held_by_module(graph, example_inputs)
-    found: dict[str, aot.LateBound] = {}
+    module_inputs = held_by_module(graph, example_inputs)
+    slots: dict[str, aot.LateBound] = {}
 
     def compiler(which: str) -> Callable[[GraphModule, list[Any]], Callable[[list[Any]], Any]]:
         def keep(traced: GraphModule, inputs: list[Any]) -> Callable[[list[Any]], Any]:
-            slot = found[which] = aot.LateBound(traced, inputs)
+            slot = slots[which] = aot.LateBound(traced, inputs)
             if which == "inference":
                 slot.body = aot.boxed(traced)
 
@@ -121,11 +121,13 @@ def through_autograd(
     def partition(
         traced: GraphModule, inputs: Any, **keywords: Any
     ) -> tuple[GraphModule, GraphModule]:
-        describe_inputs(traced, held)
-        given = JointFromCompile(traced)
-        joint(given)
+        describe_inputs(traced, module_inputs)
+        capture = JointFromCompile(traced)
+        joint(capture)
         with partitioning.settings():
-            return partitioning.PARTITIONERS["min_cut"](aot.clone(given.graph), inputs, **keywords)
+            return partitioning.PARTITIONERS["min_cut"](
+                aot.clone(capture.graph), inputs, **keywords
+            )
 
     compiled = aot_autograd(
         fw_compiler=compiler("forward"),
@@ -137,4 +139,4 @@ def through_autograd(
     # or the backward would be compiled during the first step
     with torch._functorch.config.patch(force_non_lazy_backward_lowering=True):
         function = compiled(graph, example_inputs)
-    return function, (found["forward"], found["backward"]) if "backward" in found else None
+    return function, (slots["forward"], slots["backward"]) if "backward" in slots else None

@@ -141,14 +141,14 @@ def _effects(target: Any) -> tuple[Places, Places]:
 
 
 def _nodes_at(node: torch.fx.Node, places: Places) -> list[torch.fx.Node]:
-    found: list[torch.fx.Node] = []
+    nodes: list[torch.fx.Node] = []
     for position, name in places:
         value = node.args[position] if position < len(node.args) else node.kwargs.get(name)
         if isinstance(value, torch.fx.Node):
-            found.append(value)
+            nodes.append(value)
         elif isinstance(value, list | tuple):
-            found += [v for v in value if isinstance(v, torch.fx.Node)]
-    return found
+            nodes += [v for v in value if isinstance(v, torch.fx.Node)]
+    return nodes
 
 
 def aliased_inputs(node: torch.fx.Node) -> list[torch.fx.Node]:
@@ -161,11 +161,11 @@ def aliased_inputs(node: torch.fx.Node) -> list[torch.fx.Node]:
     if node.target is operator.getitem:
         # a compiled region returns independent tensors
         return [a for a in node.all_input_nodes if COMPILED_REGION not in a.meta]
-    found = _nodes_at(node, _effects(node.target)[0])
-    if found and op_name(node.target) in _MAYBE_COPIES:
-        copied = storage_key(node.meta.get("val")) != storage_key(found[0].meta.get("val"))
-        return [] if copied else found
-    return found
+    aliased = _nodes_at(node, _effects(node.target)[0])
+    if aliased and op_name(node.target) in _MAYBE_COPIES:
+        copied = storage_key(node.meta.get("val")) != storage_key(aliased[0].meta.get("val"))
+        return [] if copied else aliased
+    return aliased
 
 
 def written_inputs(node: torch.fx.Node) -> list[torch.fx.Node]:

@@ -42,19 +42,19 @@ def compile_joint(
 
     options: as for `settings`. torch would use `default_partition` here, which saves views of gathered weights.
     """
-    found: dict[str, LateBound] = {}
+    slots: dict[str, LateBound] = {}
 
     def compiler(part: str) -> Callable[..., LateBound]:
         def compile_nothing(graph: GraphModule, example_inputs: list[Any]) -> LateBound:
-            found[part] = LateBound(graph, example_inputs)
-            return found[part]
+            slots[part] = LateBound(graph, example_inputs)
+            return slots[part]
 
         return compile_nothing
 
-    def cut(graph: GraphModule, *given: Any, **options: Any) -> tuple[GraphModule, GraphModule]:
+    def cut(graph: GraphModule, *args: Any, **options: Any) -> tuple[GraphModule, GraphModule]:
         if by == "min_cut":
             save_old_values(graph)
-        return PARTITIONERS[by](graph, *given, **options)
+        return PARTITIONERS[by](graph, *args, **options)
 
     with settings(options):
         function = aot_compile_joint_with_descriptors(
@@ -63,7 +63,7 @@ def compile_joint(
             fw_compiler=compiler("forward"),
             bw_compiler=compiler("backward"),
         )
-    return function, found["forward"], found["backward"]
+    return function, slots["forward"], slots["backward"]
 
 
 def cut(

@@ -35,13 +35,13 @@ def minor(version: str) -> tuple[int, ...]:
     return tuple(int(n) for n in re.findall(r"\d+", version)[:2])
 
 
-def torch_problem(found: str | None) -> str:
+def torch_problem(version: str | None) -> str:
     """Why that version is not supported and what to do, or ""."""
     remedy = f"pip install '{TORCH_RANGE}'"
-    if found is None:
+    if version is None:
         return f"torch is not installed, and this package needs {TORCH_RANGE}: {remedy}"
-    if not _LOWEST <= minor(found) < _ABOVE:
-        return f"torch {found} is not supported, this package needs {TORCH_RANGE}: {remedy}"
+    if not _LOWEST <= minor(version) < _ABOVE:
+        return f"torch {version} is not supported, this package needs {TORCH_RANGE}: {remedy}"
     return ""
 
 

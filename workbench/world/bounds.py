@@ -36,9 +36,9 @@ def cores() -> int:
 
 def _bounds() -> list[tuple[int, str]]:
     """The number of ranks that each resource allows, and why. A resource that this system does not show has none."""
-    found = [(cores() * RANKS_A_CORE, f"{RANKS_A_CORE} for each of {counted(cores(), 'core')}")]
+    bounds = [(cores() * RANKS_A_CORE, f"{RANKS_A_CORE} for each of {counted(cores(), 'core')}")]
     if (free := _memory()) is not None:
-        found.append(
+        bounds.append(
             (
                 free // RANK_BYTES,
                 f"{RANK_BYTES >> 20} MiB for each, and {free >> 20:,} MiB are free",
@@ -49,41 +49,41 @@ def _bounds() -> list[tuple[int, str]]:
 
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         if files != resource.RLIM_INFINITY:
-            here = len(os.listdir("/proc/self/fd"))
-            found.append(
+            used = len(os.listdir("/proc/self/fd"))
+            bounds.append(
                 (
-                    max(0, files - here) // RANK_FILES,
-                    f"{RANK_FILES} open files for each, and ulimit -n is {files:,}, with {here:,} open",
+                    max(0, files - used) // RANK_FILES,
+                    f"{RANK_FILES} open files for each, and ulimit -n is {files:,}, with {used:,} open",
                 )
             )
         threads = resource.getrlimit(resource.RLIMIT_NPROC)[0]
         if threads != resource.RLIM_INFINITY:
-            found.append(
+            bounds.append(
                 (
                     threads // RANK_THREADS,
                     f"{RANK_THREADS} threads for each, and ulimit -u is {threads:,}",
                 )
             )
     if (threads_ := _number(_CGROUP / "pids.max")) is not None:
-        found.append(
+        bounds.append(
             (
                 threads_ // RANK_THREADS,
                 f"{RANK_THREADS} threads for each, and the container's pids.max is {threads_:,}",
             )
         )
-    return found
+    return bounds
 
 
 def _memory() -> int | None:
     """Free bytes of the machine, at most the container's limit. None if neither can be read."""
-    found = []
+    bounds = []
     with suppress(OSError):
         lines = Path("/proc/meminfo").read_text().splitlines()
-        found = [int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")]
+        bounds = [int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")]
     for limit in (_CGROUP / "memory.max", _CGROUP / "memory" / "memory.limit_in_bytes"):
         if (allowed := _number(limit)) is not None:
-            found.append(allowed)
-    return min(found, default=None)
+            bounds.append(allowed)
+    return min(bounds, default=None)
 
 
 def _number(file: Path) -> int | None:

@@ -69,13 +69,13 @@ class _CellPickler(Pickler):
         )
 
 
-def run_cell(source: str, name: str, given: dict[str, Any]) -> bytes | None:
-    """Put `given` into the namespace and run a cell there. Raises what the cell raises.
+def run_cell(source: str, name: str, variables: dict[str, Any]) -> bytes | None:
+    """Put `variables` into the namespace and run a cell there. Raises what the cell raises.
 
     Returns the pickle of the last expression's value, or of its `repr` if it cannot be pickled; None for no value.
     """
     sys.modules["__main__"] = MAIN
-    vars(MAIN).update(given)
+    vars(MAIN).update(variables)
     body, last = compiled(source, name)
     exec(body, vars(MAIN))
     value = eval(last, vars(MAIN)) if last is not None else None

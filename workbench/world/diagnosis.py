@@ -165,9 +165,9 @@ def exit_text(status: int) -> str:
 
 def without_fingerprints(text: str) -> str:
     """Shorten the message of torch's detailed check: `... different collectives: rank 0 allreduce of float [3]`."""
-    return _MISMATCH.sub(lambda found: "the ranks run different collectives: " + ", ".join(
+    return _MISMATCH.sub(lambda match: "the ranks run different collectives: " + ", ".join(
         f"rank {rank} {op.lower()}" + (f" of {dtypes.lower()} [{shape}]" if shape is not None else "")
-        for rank, op, shape, dtypes in _FINGERPRINT.findall(found[0])), text)
+        for rank, op, shape, dtypes in _FINGERPRINT.findall(match[0])), text)
 
 
 def with_source(text: str) -> str:
@@ -205,28 +205,28 @@ def _threads(text: str) -> list[tuple[bool, list[str]]]:
     threads = []
     for block in re.split(r"^(?:Current thread|Thread) .*$", text, flags=re.MULTILINE)[1:]:
         frames = [line for line in block.splitlines() if _FRAME.match(line)]
-        own = next(
+        first_worker = next(
             (i for i, line in enumerate(frames) if any(file in line for file in _WORKER_FILES)),
             None,
         )
-        if own is None:
+        if first_worker is None:
             threads.append((False, frames))
-        elif not any(line.endswith("in listen") for line in frames[own:]):
+        elif not any(line.endswith("in listen") for line in frames[first_worker:]):
             # While the main thread joins the group or waits for a call, all its frames are ours: show those.
-            threads.append((True, frames[:own] or frames[own : own + 2]))
+            threads.append((True, frames[:first_worker] or frames[first_worker : first_worker + 2]))
     return threads
 
 
 def where(frames: Sequence[str]) -> str:
     """Where a rank is, in one line: the collective in which it waits, and the user's line."""
-    found = [match for match in map(_FRAME.match, frames) if match]
-    if not found:
+    matches = [match for match in map(_FRAME.match, frames) if match]
+    if not matches:
         return "no answer, and no stack could be had"
-    if _WORKER_FILES[0] in frames[0] and found[0]["name"] == "serve":
+    if _WORKER_FILES[0] in frames[0] and matches[0]["name"] == "serve":
         return "waiting for the call"
-    collective = next((f["name"] for f in found[:4] if f["file"].endswith(_COLLECTIVE_FILES)
+    collective = next((f["name"] for f in matches[:4] if f["file"].endswith(_COLLECTIVE_FILES)
                        and f["name"].startswith(_COLLECTIVES)), None)
-    user = next((f for f in found if not is_library(f["file"])), found[0])
+    user = next((f for f in matches if not is_library(f["file"])), matches[0])
     place = f"{user['name']} ({file_name(user['file'])}, line {user['line']})"
     return (
         f"waiting in the collective {collective}, called from {place}"
@@ -260,8 +260,8 @@ def _folded(frames: Sequence[str]) -> list[str]:
     for library, run in groupby(
         frames, key=lambda line: _library((_FRAME.match(line) or {"file": ""})["file"])
     ):
-        own = list(run)
-        shown += [f"  ... {counted(len(own), 'frame')} of {library}"] if library else own
+        lines = list(run)
+        shown += [f"  ... {counted(len(lines), 'frame')} of {library}"] if library else lines
     return shown
 
 

@@ -74,27 +74,27 @@ def first_divergence(launches: Mapping[int, Sequence[Launch]]) -> Divergence | N
     """
     groups: dict[str, dict[int, dict[int, Launch]]] = {}
     # lost their oldest launches
-    forgetful = {rank for rank, own in launches.items() if own and own[0].record > 0}
-    for rank, own in sorted(launches.items()):
-        for launch in own:
+    forgetful = {rank for rank, log in launches.items() if log and log[0].record > 0}
+    for rank, log in sorted(launches.items()):
+        for launch in log:
             for member in launch.ranks:
                 if member in launches and member not in forgetful:
                     groups.setdefault(launch.group, {}).setdefault(member, {})
             groups.setdefault(launch.group, {}).setdefault(rank, {})[launch.number] = launch
-    found = [d for by_rank in groups.values() if (d := _in_group(by_rank))]
-    waiting = {rank for rank, own in launches.items() if any(not launch.done for launch in own)}
+    divergences = [d for by_rank in groups.values() if (d := _in_group(by_rank))]
+    waiting = {rank for rank, log in launches.items() if any(not launch.done for launch in log)}
     return min(
-        found,
+        divergences,
         key=lambda d: (bool(d.missing), bool(waiting & set(d.missing)), d.number),
         default=None,
     )
 
 
 def _in_group(by_rank: dict[int, dict[int, Launch]]) -> Divergence | None:
-    held = [own for own in by_rank.values() if own]
-    first = max(min(own) for own in held)  # the recorder forgets the oldest
-    for number in range(first, max(max(own) for own in held) + 1):
-        launched = {rank: own[number] for rank, own in by_rank.items() if number in own}
+    logs = [log for log in by_rank.values() if log]
+    first = max(min(log) for log in logs)  # the recorder forgets the oldest
+    for number in range(first, max(max(log) for log in logs) + 1):
+        launched = {rank: log[number] for rank, log in by_rank.items() if number in log}
         if not launched:  # the number of one of torch's detailed checks
             continue
         some = next(iter(launched.values()))
@@ -103,8 +103,8 @@ def _in_group(by_rank: dict[int, dict[int, Launch]]) -> Divergence | None:
             or len({_signature(launch) for launch in launched.values()}) > 1
         ):
             missing = {
-                rank: own[max(own)] if own else None
-                for rank, own in by_rank.items()
+                rank: log[max(log)] if log else None
+                for rank, log in by_rank.items()
                 if rank not in launched
             }
             return Divergence(some.axis, some.ranks, number, launched, missing)

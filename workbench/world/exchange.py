@@ -128,14 +128,14 @@ def _fail(
 
 
 def compared(
-    processes: RankProcesses, seconds: float = LOOK_SECONDS, what: str = "lines"
+    processes: RankProcesses, seconds: float = LOOK_SECONDS, detail: str = "lines"
 ) -> tuple[Divergence | None, bool, dict[int, list[Launch]]]:
     """The first collective on which the ranks differ, whether all reported in time, and their launches.
 
-    what: with source "lines", or "all" without, which takes a tenth of the time.
+    detail: with source "lines", or "all" without, which takes a tenth of the time.
     """
     everyone = range(processes.size)
-    processes.ask(everyone, "look", what)
+    processes.ask(everyone, "look", detail)
     answers = processes.answers(everyone, seconds)
     launches = {rank: look["launches"] for rank, look in answers.items()}
     return first_divergence(launches), len(launches) == processes.size, launches

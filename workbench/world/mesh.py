@@ -162,23 +162,23 @@ def current_world() -> World:
 
 
 @contextmanager
-def opened(what: str, world: World) -> Iterator[World]:
+def opened(caller: str, world: World) -> Iterator[World]:
     """Start the fake default process group of `world` and make it the current world; undo all of it afterwards.
 
-    `what` names the caller in errors. WorldError if a process group exists, or if size or rank is out of range.
+    `caller` names the caller in errors. WorldError if a process group exists, or if size or rank is out of range.
     """
     if world.size < 1 or not 0 <= world.rank < world.size:
         raise WorldError(
-            f"{what}: need size >= 1 and 0 <= rank < size, not size {world.size} and rank {world.rank}"
+            f"{caller}: need size >= 1 and 0 <= rank < size, not size {world.size} and rank {world.rank}"
         )
     if world.size > FAKE_RANKS:
         raise WorldError(
-            f"{what}: {world.size:,} ranks are more than the {FAKE_RANKS:,} that one process can lay out: "
+            f"{caller}: {world.size:,} ranks are more than the {FAKE_RANKS:,} that one process can lay out: "
             "make the mesh smaller"
         )
     if dist.is_initialized():
         raise WorldError(
-            f"{what} cannot start: this process already has a default process group "
+            f"{caller} cannot start: this process already has a default process group "
             f"({dist.get_backend()}, {dist.get_world_size()} ranks). Leave that world first "
             "(the end of its `with` block, or torch.distributed.destroy_process_group())"
         )

@@ -21,7 +21,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def reducer_override(self, obj: Any) -> Any:
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(obj, torch.Tensor):
-            given = obj
+            original = obj
             dtensor = sys.modules.get("torch.distributed.tensor")
             if dtensor is not None and isinstance(obj, dtensor.DTensor):
                 return self.reduce_dtensor(obj)
@@ -33,7 +33,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
                 if _is_plain_and_large(sent):
                     data = pickle.PickleBuffer(sent.detach().reshape(-1).view(torch.uint8).numpy())
                     return _rebuilt, (data, type(obj), sent.dtype, tuple(sent.shape), sent.requires_grad)
-                if sent is not given:
+                if sent is not original:
                     return sent.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
         elif (
             torch is not None

@@ -185,12 +185,12 @@ class RankPool:
         state = "closed" if self._closed else "running" if self._processes else "idle, restarts with the next call"
         return f"RankPool(size={self._size}, backend={self._backend!r}, {state})"
 
-    def ask(self, some: Sequence[int], what: str, *args: Any) -> dict[int, Any]:
+    def ask(self, some: Sequence[int], question: str, *args: Any) -> dict[int, Any]:
         """Ask some ranks "look" or "complete" (see the worker). Empty during a call, or if no ranks run."""
         if not self._processes or not self._busy.acquire(blocking=False):
             return {}
         try:
-            self._processes[0].ask(some, what, *args)
+            self._processes[0].ask(some, question, *args)
             return self._processes[0].answers(some, ASK_SECONDS)
         finally:
             self._busy.release()
@@ -220,13 +220,13 @@ class RankPool:
     ) -> Call:
         if self._closed:
             raise WorkbenchError("the rank pool is closed: make a new one with ranks(n).")
-        own = packed()
+        registrations = packed()
         try:
-            return own, dumps((fn, tuple(args), dict(kwargs)))
+            return registrations, dumps((fn, tuple(args), dict(kwargs)))
         except Exception as error:
-            what = f"{type(error).__name__}: {error}"
+            cause = f"{type(error).__name__}: {error}"
             raise WorkbenchError(
-                f"the function or an argument cannot be sent to the ranks: {what}"
+                f"the function or an argument cannot be sent to the ranks: {cause}"
             ) from None
 
     def _claim(self) -> None:
@@ -242,12 +242,12 @@ class RankPool:
         if not self._processes:
             self._start()
         path = [entry or os.getcwd() for entry in sys.path]
-        (own, payload), processes = call, self._processes[0]
+        (registrations, payload), processes = call, self._processes[0]
         processes.tick, processes.progress = tick, progress
-        if any(processes.own.get(rank, b"") != own for rank in some):
+        if any(processes.registrations.get(rank, b"") != registrations for rank in some):
             # by itself: what a registration imports is no part of the call's time
-            self._gather(START_SECONDS, ("run", path, own, _NOTHING), some)
-            processes.own |= dict.fromkeys(some, own)
+            self._gather(START_SECONDS, ("run", path, registrations, _NOTHING), some)
+            processes.registrations |= dict.fromkeys(some, registrations)
         answers = self._gather(self._timeout, ("run", path, b"", payload), some)
         return [_unpickle(rank, answers[rank]) for rank in some]
 

@@ -42,9 +42,9 @@ class Echo:
         for rank, part in enumerate(self._part):
             if part:
                 self.feed(rank, b"\n")
-        for held in self._held:
-            sys.stdout.write("".join(held))
-            held.clear()
+        for lines in self._held:
+            sys.stdout.write("".join(lines))
+            lines.clear()
 
     def clear_bar(self) -> None:
         """Remove a moving bar before something is shown below it."""

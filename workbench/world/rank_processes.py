@@ -48,7 +48,7 @@ class RankProcesses:
         )
         self.progress: Callable[[Any], None] | None = None
         self.pids: list[int] = []
-        self.own: dict[int, bytes] = {}  # what `registered.packed` gave when each rank last got it
+        self.registrations: dict[int, bytes] = {}  # what `registered.packed` gave when each rank last got it
         self._question, self._asides = 0, dict[int, Any]()
         self._channels: list[Connection] = []
         self._gone: set[int] = set()
@@ -134,12 +134,12 @@ class RankProcesses:
             with suppress(OSError), _twin(channel) as socket_:
                 socket_.shutdown(socket.SHUT_RDWR)
 
-    def ask(self, ranks: Iterable[int], what: str, *args: Any) -> None:
+    def ask(self, ranks: Iterable[int], question: str, *args: Any) -> None:
         """Ask these ranks a question, which they answer even during a call; `_aside` in the worker has the list."""
         self._question += 1
         self._asides.clear()
         self.send(
-            ("aside", self._question, what, *args),
+            ("aside", self._question, question, *args),
             [rank for rank in ranks if rank not in self._gone],
         )
 

@@ -20,14 +20,16 @@ def packed() -> bytes:
     It is one pickle, so that passes of one cell share its globals on the ranks, too. WorkbenchError names an item that
     cannot be pickled.
     """
-    found = [(install, listed) for own, install in ON_RANKS.values() if (listed := own())]
-    if not found:
+    registrations = [
+        (install, listed) for list_items, install in ON_RANKS.values() if (listed := list_items())
+    ]
+    if not registrations:
         return b""
     try:
-        return dumps(found)
+        return dumps(registrations)
     except Exception as error:
-        for kind, (own, _) in ON_RANKS.items():
-            for item in own():
+        for kind, (list_items, _) in ON_RANKS.items():
+            for item in list_items():
                 _refuse(kind, item)
         raise WorkbenchError(
             f"what is registered here cannot be sent to the ranks: {error}"

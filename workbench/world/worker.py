@@ -69,28 +69,28 @@ class Parent:
             os.killpg(os.getpid(), signal.SIGKILL)
 
 
-def _aside(what: str, *args: Any) -> Any:
+def _aside(question: str, *args: Any) -> Any:
     """Answer a question, maybe during a call. A question that fails gets an empty answer."""
     questions: dict[str, tuple[Callable[..., Any], Any]] = {
         "look": (_look, {"launches": [], "host_bytes": 0, "gpu_bytes": None}),
         "complete": (_complete, [])}
-    answer, nothing = questions[what]
+    answer, nothing = questions[question]
     try:
         return answer(*args)
     except Exception as error:
-        print(f"asked for {what}: {type(error).__name__}: {error}", file=sys.stderr)
+        print(f"asked for {question}: {type(error).__name__}: {error}", file=sys.stderr)
         return nothing
 
 
-def _look(what: str = "last") -> dict[str, Any]:
+def _look(detail: str = "last") -> dict[str, Any]:
     """This rank's memory, and its collectives: the last one, "all", or all with their source "lines"."""
     from workbench.torch_api.distributed.flight_recorder import launches
     from workbench.world.divergence import user_frame
 
-    recorded = launches(stacks=what == "lines")
+    recorded = launches(stacks=detail == "lines")
     torch = sys.modules["torch"]
     pages = int(Path("/proc/self/statm").read_text().split()[1])
-    if what == "last":
+    if detail == "last":
         recorded = recorded[-1:]
     return {
         "launches": [user_frame(launch) for launch in recorded],
@@ -117,13 +117,13 @@ def _describe(error: BaseException) -> dict[str, str]:
     return {"type": type(error).__name__, "summary": summary, "traceback": text}
 
 
-def _call(path: list[str], own: bytes, payload: bytes) -> tuple[str, Any]:
+def _call(path: list[str], registrations: bytes, payload: bytes) -> tuple[str, Any]:
     """Run one call. Returns (kind, body): "ok" with a pickle; "load", "error" or "unsent" with a description."""
     kind = "load"
     try:
         sys.path.extend(entry for entry in path if entry not in sys.path)
-        if own:
-            unpack(own)
+        if registrations:
+            unpack(registrations)
         fn, args, kwargs = pickle.loads(payload)
         kind = "error"
         result = fn(*args, **kwargs)

@@ -121,7 +121,7 @@ def test_a_kernel_whose_origins_are_dropped_is_not_silently_absent(monkeypatch):
     def dropping(self, generated, made_of, name):
         tell(self, generated, made_of, name)
         if "mean" in name:
-            self.told[-1].exact, self.told[-1].around = [], []
+            self.calls[-1].exact, self.calls[-1].around = [], []
 
     monkeypatch.setattr(_Watch, "tell", dropping)
     forward = kernels(compile_gated())[0]

@@ -55,13 +55,13 @@ def vocabulary_parallel(
         .to_local()
     )
     index = targets - mine[0]
-    held = (index >= 0) & (index < size)
+    in_part = (index >= 0) & (index < size)
     index = index.clamp(0, size - 1)
     # the target's logit minus its log-softmax is the part's normaliser; picking the logit before the exact cast keeps
     # the logits for the backward in their own dtype
     column = -_exact(F.nll_loss(logits, index, reduction="none"))
     part = column + F.nll_loss(F.log_softmax(_exact(logits), 1), index, reduction="none")
     most = _reduced(part.detach(), mesh, "max")
-    sums = torch.stack(((part - most).exp(), torch.where(held, column - most, 0.0)))
+    sums = torch.stack(((part - most).exp(), torch.where(in_part, column - most, 0.0)))
     total, target = _reduced(sums, mesh, "sum").unbind()
     return (total.log() - target).mean()

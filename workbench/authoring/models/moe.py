@@ -177,13 +177,13 @@ def send_dropless(
     theirs = all_to_all(counts, mesh).unflatten(0, (ranks, -1))
     sizes = theirs.sum(0)
     read = torch.cat((counts.unflatten(0, (ranks, -1)).sum(1), theirs.sum(1), sizes))
-    n, held = copies.shape[0], counts.shape[0] // ranks
-    known = known_sizes(read, [n // ranks] * 2 * ranks + [n // held] * held)
+    n, n_local = copies.shape[0], counts.shape[0] // ranks
+    known = known_sizes(read, [n // ranks] * 2 * ranks + [n // n_local] * n_local)
     assume_equal(sum(known[:ranks]), n)
     sent, received = known[:ranks], known[ranks : 2 * ranks]
     rows = all_to_all(copies.index_select(0, order), mesh, received, sent)
-    own = torch.arange(sizes.shape[0], device=sizes.device).repeat(ranks)
-    expert = own.repeat_interleave(theirs.flatten(), output_size=sum(received))
+    local_experts = torch.arange(sizes.shape[0], device=sizes.device).repeat(ranks)
+    expert = local_experts.repeat_interleave(theirs.flatten(), output_size=sum(received))
     grouped = expert.argsort(stable=True)
 
     def back(rows: torch.Tensor) -> torch.Tensor:

@@ -62,16 +62,16 @@ class Bisection:
         return "\n".join(lines + [f"not checked: pass {name!r}: {why}" for name, why in self.unchecked.items()])
 
 
-def _lines(found: Found | None, passes: Sequence[str]) -> list[str]:
-    if found is None:
+def _lines(first: Found | None, passes: Sequence[str]) -> list[str]:
+    if first is None:
         return ["nothing found: no verdict fails, and every pass had its effect"]
-    lines = [f"first pass: {found.record!r}, {passes.index(found.record) + 1} of {len(passes)}: {found.problem}"]
-    node = found.after
+    lines = [f"first pass: {first.record!r}, {passes.index(first.record) + 1} of {len(passes)}: {first.problem}"]
+    node = first.after
     if node is None:
         return lines
-    ranks = f"on {'rank' if len(found.ranks) == 1 else 'ranks'} {', '.join(map(str, found.ranks))}"
-    lines.append(f"first node: {node.name} ({node.operator}) of the {node.graph} graph, {ranks}: {found.difference}")
-    lines += [f"  {side:<7}{place}" for side, place in (("before", found.before), ("after", node)) if place]
+    ranks = f"on {'rank' if len(first.ranks) == 1 else 'ranks'} {', '.join(map(str, first.ranks))}"
+    lines.append(f"first node: {node.name} ({node.operator}) of the {node.graph} graph, {ranks}: {first.difference}")
+    lines += [f"  {side:<7}{place}" for side, place in (("before", first.before), ("after", node)) if place]
     return lines
 
 
@@ -114,15 +114,15 @@ def on_rank(recipe: Recipe, post: Post) -> Bisection:
     try:
         built = build(recipe.model_copy(update={"strict": False}), world, progress=post.stage, captured=note)
     except UnusableGraph as error:
-        found: Found | None = Found(error.passed, f"lint FAIL: {error.problem}", ranks=(world.rank,))
+        first: Found | None = Found(error.passed, f"lint FAIL: {error.problem}", ranks=(world.rank,))
     else:
         post.stage("look at each pass")
         with closing(built.step), deterministic(recipe.training.deterministic):
             inputs = captured[0] if captured else None
-            found, unchecked = first_wrong(built.records, inputs, recipe.expect.no_effect)
+            first, unchecked = first_wrong(built.records, inputs, recipe.expect.no_effect)
     where = f"a fake world of {world.size} ranks" if world.is_fake else f"{world.size} {world.kind} ranks"
     covered = ("lint", "effect", "collectives", *(() if world.is_fake else ("numerics",)))
-    return Bisection(recipe.name, where, tuple(recipe.pass_names), found, unchecked, covered)
+    return Bisection(recipe.name, where, tuple(recipe.pass_names), first, unchecked, covered)
 
 
 @dataclass(frozen=True)
@@ -159,11 +159,11 @@ def first_wrong(
             unchecked[record.name] = "done while tracing, so it received no other graph"
         elif inputs is not None and not unusable:
             with revealing(inputs.primals, inputs.tangents) as tangents, torch.no_grad():
-                found = _first_departure(record, replace(inputs, tangents=tangents))
-            if found is not None and ranks:
-                found = replace(found, problem=f"{found.problem}; {problems[ranks[0]]}")
-            if found is not None:
-                return found, unchecked
+                departure = _first_departure(record, replace(inputs, tangents=tangents))
+            if departure is not None and ranks:
+                departure = replace(departure, problem=f"{departure.problem}; {problems[ranks[0]]}")
+            if departure is not None:
+                return departure, unchecked
         if ranks:
             return Found(record.name, problems[ranks[0]], ranks=ranks), unchecked
         for verdict in record.verdicts:
@@ -207,9 +207,9 @@ def _first_departure(record: PassRecord, inputs: Inputs) -> Found | None:
     node = wrong_node(whole, before, after, bound)
     if any(gathered(after.raised is not None)) and after.raised is None:  # another rank ended the run
         node = None
-    by_rank = {rank: found for rank, found in enumerate(gathered(node)) if found is not None}
+    by_rank = {rank: entry for rank, entry in enumerate(gathered(node)) if entry is not None}
     if not by_rank:
         return replace(whole, difference="the same graphs, run node by node, gave no difference")
     # a rank's error reaches other ranks through a collective alone, which comes later
-    _, first = min(by_rank.values(), key=lambda found: found[0])
-    return replace(first, ranks=tuple(rank for rank, (_, found) in by_rank.items() if found.after == first.after))
+    _, first = min(by_rank.values(), key=lambda entry: entry[0])
+    return replace(first, ranks=tuple(rank for rank, (_, entry) in by_rank.items() if entry.after == first.after))

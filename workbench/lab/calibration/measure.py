@@ -178,7 +178,7 @@ def overlapped(world: World) -> tuple[float, float, float]:
 
     def ends(*order: str) -> list[float]:
         """When each call has ended, in milliseconds from the launch of the first; the median of five times."""
-        found = []
+        runs = []
         for _ in range(6):  # the first warms up
             dist.barrier()
             torch.cuda.synchronize()
@@ -189,8 +189,8 @@ def overlapped(world: World) -> tuple[float, float, float]:
                     calls[name]()
                     event.record()
             torch.cuda.synchronize()
-            found.append([events[0].elapsed_time(event) for event in events[1:]])
-        return [statistics.median(times) for times in zip(*found[1:], strict=True)]
+            runs.append([events[0].elapsed_time(event) for event in events[1:]])
+        return [statistics.median(times) for times in zip(*runs[1:], strict=True)]
 
     products = ["short"] * 30
     alone, (beside, *slower), gather = ends(*products), ends("gather", *products), ends("gather")[0]

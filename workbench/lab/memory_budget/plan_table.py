@@ -60,9 +60,9 @@ def memory_plan(recipe: Recipe, world: World | None = None, *, front: bool = Fal
     options = BudgetOptions.model_validate(dict(spec.options))
     size = recipe.mesh.world_size
     opened: AbstractContextManager[Any] = nullcontext(world) if world else fake_world(size)
-    with opened as here, telling(progress) as tell:
+    with opened as open_world, telling(progress) as tell:
         tell("author")
-        authored = author(recipe, here)
+        authored = author(recipe, open_world)
         tell("capture")
         with capture_joint(recipe, authored) as joint:
             run_joint(joint, recipe.joint_passes[: recipe.joint_passes.index(spec)], progress=tell)

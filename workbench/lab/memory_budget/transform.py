@@ -35,7 +35,7 @@ def kept(graphs: Graphs, options: BudgetOptions) -> Effect:
         - set(cut.again),
     }
     problems = [
-        f"{what}: {', '.join(sorted(names)[:3])}" for what, names in differences.items() if names
+        f"{kind}: {', '.join(sorted(names)[:3])}" for kind, names in differences.items() if names
     ]
     if cut.bytes > plan.budget:
         problems.append(f"{cut.bytes:,} bytes are saved, and the budget is {plan.budget:,}")

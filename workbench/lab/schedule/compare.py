@@ -80,22 +80,22 @@ def compare_schedules(
             roles = roles_of(authored)
         chosen = _chosen(ranks, size, roles)
         for number, rank in enumerate(chosen, 1):
-            told = tell.of(f"rank {rank}, {number} of {len(chosen)}")
-            launched, lines = _scheduled(recipe, size, rank, told)
+            tell_rank = tell.of(f"rank {rank}, {number} of {len(chosen)}")
+            launched, lines = _scheduled(recipe, size, rank, tell_rank)
             entries.append(launched)
             sources.append(lines)
     verdict = _verdict(chosen, entries, sources)
-    own = _own(recipe)
-    if verdict.outcome is Outcome.PASS and own and len(chosen) < size:
+    custom = _custom(recipe)
+    if verdict.outcome is Outcome.PASS and custom and len(chosen) < size:
         why = (
-            f"ranks {', '.join(map(str, chosen))} agree, and {own} is your own, which may do something else on each "
+            f"ranks {', '.join(map(str, chosen))} agree, and {custom} is your own, which may do something else on each "
             'rank: take --ranks all (ranks="all") to capture every rank'
         )
         verdict = Verdict("collectives", Outcome.UNKNOWN, why)
     return Schedules(size, roles, chosen, verdict)
 
 
-def _own(recipe: Recipe) -> str:
+def _custom(recipe: Recipe) -> str:
     """The recipe's model or first pass that a user registered: it may act differently on ranks of one role."""
     if find_family(recipe.model.family).sizes is not None:
         return f"model {recipe.model.family!r}"
@@ -141,11 +141,11 @@ def _chosen(ranks: str | Sequence[int], size: int, roles: dict[int, int]) -> tup
 
 
 def _scheduled(
-    recipe: Recipe, size: int, rank: int, told: Callable[[str], None]
+    recipe: Recipe, size: int, rank: int, progress: Callable[[str], None]
 ) -> tuple[list[Entry], list[str]]:
     """The ordered collectives of one rank, and the source line of each."""
     with fake_world(size, rank) as world:
-        graphs = before_lowering(recipe, world, progress=told).graphs
+        graphs = before_lowering(recipe, world, progress=progress).graphs
         lines = []
         for graph in graphs:
             nodes = {node.name: node for node in graph.graph.nodes}
@@ -164,8 +164,8 @@ def _verdict(
         text = f"{len(entries[0])} collectives in the same order on all that were captured"
         return Verdict("collectives", Outcome.PASS, text, {"collectives": len(entries[0])})
     position, index, sentence = departure
-    here = [launched[index:index + 1] for launched in entries]
-    other = next(i for i, entry in enumerate(here) if entry != here[position])
+    at_index = [launched[index:index + 1] for launched in entries]
+    other = next(i for i, entry in enumerate(at_index) if entry != at_index[position])
     lines = [
         f"rank {ranks[i]}: {sources[i][index]}"
         for i in sorted({position, other})

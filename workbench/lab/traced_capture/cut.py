@@ -140,18 +140,18 @@ def _sides(graph: GraphModule) -> tuple[GraphModule, GraphModule]:
 def _side(graph: GraphModule, inputs: Sequence[Node], nodes: Sequence[Node],
           outputs: Sequence[tuple[Any, Any]]) -> GraphModule:
     """One of the graphs. A repeated node has name and tag of what it repeats, as after torch's partitioner."""
-    made, copies = Graph(), dict[Node, Node]()
+    half, copies = Graph(), dict[Node, Node]()
     for node in inputs:
-        copies[node] = made.placeholder(node.name)
+        copies[node] = half.placeholder(node.name)
         copies[node].meta = dict(node.meta)
     for node in sorted(nodes):
-        args, kwargs = (map_arg(given, copies.__getitem__) for given in (node.args, node.kwargs))
+        args, kwargs = (map_arg(value, copies.__getitem__) for value in (node.args, node.kwargs))
         again = {"partitioner_tag": "is_forward"} if AGAIN in node.meta else {}
-        copies[node] = aot.put(made, node, node.meta.get(AGAIN, node.name), args, kwargs, dict(node.meta) | again)
+        copies[node] = aot.put(half, node, node.meta.get(AGAIN, node.name), args, kwargs, dict(node.meta) | again)
     values = [copies[v] if isinstance(v, Node) else v for v, _ in outputs]
-    made.output(tuple(values)).meta["desc"] = [desc for _, desc in outputs]
-    made.eliminate_dead_code()
-    made.lint()
-    side = GraphModule(graph, made)
+    half.output(tuple(values)).meta["desc"] = [desc for _, desc in outputs]
+    half.eliminate_dead_code()
+    half.lint()
+    side = GraphModule(graph, half)
     side.meta = dict(graph.meta)
     return side

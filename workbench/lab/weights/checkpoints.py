@@ -181,9 +181,9 @@ def checked(place: Path, recipe: Recipe) -> dict[str, Any]:
     return about
 
 
-def damaged(place: Path, what: str) -> WorkbenchError:
+def damaged(place: Path, fault: str) -> WorkbenchError:
     """The error for a checkpoint that cannot be read."""
-    return WorkbenchError(f"checkpoint {place}: {what}: delete this folder, and training resumes from the checkpoint "
+    return WorkbenchError(f"checkpoint {place}: {fault}: delete this folder, and training resumes from the checkpoint "
                           "before")
 
 

@@ -156,17 +156,17 @@ def stored_weights(recipe: Recipe, module: nn.Module) -> StoredWeights:
     return weights
 
 
-def _check_tensor(folder: Path, metadata: Metadata, name: str, shape: torch.Size, what: str) -> None:
-    """Raise WorkbenchError where the files have no such tensor for `what`, or one of another shape or dtype."""
+def _check_tensor(folder: Path, metadata: Metadata, name: str, shape: torch.Size, reader: str) -> None:
+    """Raise WorkbenchError where the files have no such tensor for `reader`, or one of another shape or dtype."""
     stored: Any = metadata.state_dict_metadata.get(name)
     if stored is None:
-        raise WorkbenchError(f"weights {folder}: tensor {name!r} is missing, which {what} needs: take the weights of "
+        raise WorkbenchError(f"weights {folder}: tensor {name!r} is missing, which {reader} needs: take the weights of "
                              "this model with all their files, or another flavor")
     file = _file(metadata, name)
     if len(stored.chunks) > 1:
         raise WorkbenchError(f"weights {file}: tensor {name!r} is in another file, too: keep one of them")
     if stored.size != shape:
-        raise WorkbenchError(f"weights {file}: tensor {name!r} has shape {list(stored.size)}, and {what} takes "
+        raise WorkbenchError(f"weights {file}: tensor {name!r} has shape {list(stored.size)}, and {reader} takes "
                              f"{list(shape)}: set the sizes in model, or take other weights")
     if stored.properties.dtype not in DTYPES:
         raise WorkbenchError(f"weights {file}: tensor {name!r} is of {stored.properties.dtype}: convert it to bfloat16 "

@@ -120,10 +120,10 @@ def _append(graph: Graph, part: str, source: GraphModule, copies: dict[Node, Nod
 def _one(graph: Graph, tangent: Node) -> Node:
     """The gradient of the loss by itself."""
     value = tangent.meta["val"]
-    one = graph.call_function(torch.ops.aten.full.default, (list(value.shape), 1.0), {
+    gradient = graph.call_function(torch.ops.aten.full.default, (list(value.shape), 1.0), {
         "dtype": value.dtype, "device": value.device, "pin_memory": False})
-    one.meta["val"] = value
-    return one
+    gradient.meta["val"] = value
+    return gradient
 
 
 def _is_tensor(node: Any) -> bool:

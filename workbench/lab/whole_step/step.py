@@ -78,15 +78,15 @@ class WholeStep(Step):
 
     def _take_state(self) -> None:
         """Take over what is new in the optimizer's state, at the addresses that the graph reads."""
-        given = [self.optimizer.state.get(parameter) or {} for parameter in self._state]
-        if all(map(operator.is_, given, self._state.values())):
+        states = [self.optimizer.state.get(parameter) or {} for parameter in self._state]
+        if all(map(operator.is_, states, self._state.values())):
             return
-        counts = {float(state.get("step", 0.0)) for state in given}
+        counts = {float(state.get("step", 0.0)) for state in states}
         if len(counts) > 1:
             raise WorkbenchError(f"{self._where}: the optimizer's parameters have taken {sorted(counts)} steps, and "
                                  "one graph counts them together: load a state of one step")
         self._count.fill_(counts.pop())
-        for state, (parameter, ours) in zip(given, self._state.items(), strict=True):
+        for state, (parameter, ours) in zip(states, self._state.items(), strict=True):
             for kind in STATE:
                 if not state:
                     ours[kind].zero_()

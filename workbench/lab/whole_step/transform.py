@@ -21,8 +21,8 @@ def _scaled(update: Node) -> list[tuple[Node, Node, Node]]:
                 if node.target is torch.ops.aten.mul.Tensor and set(node.users) == {update}]
     rows: Any = [(node, *node.args) for node in products]
     scales = {scale for *_, scale in rows}
-    one = len(scales) == 1 and isinstance(scale := scales.pop(), Node) and not scale.meta["val"].shape
-    return rows if one else []
+    same_scale = len(scales) == 1 and isinstance(scale := scales.pop(), Node) and not scale.meta["val"].shape
+    return rows if same_scale else []
 
 
 def _reads(gm: GraphModule) -> int:

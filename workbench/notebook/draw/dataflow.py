@@ -47,10 +47,10 @@ def dataflow(gm: GraphModule, title: str = "dataflow", *, views: bool = True,
     operators = [n for n in at if n.op != "placeholder"]
     label = {n: kind_of(n) if name_of is None else name_of(n) for n in operators}
     # those without are last
-    found = sorted(dict.fromkeys(label.values()), key=lambda name: not name)
+    labels = sorted(dict.fromkeys(label.values()), key=lambda name: not name)
     if palette is None:
         palette = (LANES | {"view": VIEW} if name_of is None
-                   else dict(zip(filter(None, found), NAMES * len(found), strict=False)))
+                   else dict(zip(filter(None, labels), NAMES * len(labels), strict=False)))
     other = PALE if name_of else GREY
     one_row = all(y for _, y in at.values())
     above, below = (
@@ -87,7 +87,7 @@ def dataflow(gm: GraphModule, title: str = "dataflow", *, views: bool = True,
     if not one_row:
         axes.text(width - 0.5, low, f"{lower}, to the left", fontsize=9, style="italic", ha="right", va="bottom")
     handles: list[Artist] = [
-        Patch(facecolor=palette.get(name, other), label=name or rest) for name in found
+        Patch(facecolor=palette.get(name, other), label=name or rest) for name in labels
     ]
     if len(operators) < len(at):
         handles.append(Patch(facecolor=PAPER, edgecolor=INK, label="input"))
@@ -110,7 +110,7 @@ def dataflow(gm: GraphModule, title: str = "dataflow", *, views: bool = True,
     if name_of is not None:
         text += [
             f"{name or rest}: " + " ".join(n.name for n in operators if label[n] == name)
-            for name in found
+            for name in labels
         ]
     return finish(figure, f"Boxes and arrows: {text[0]}.", "\n".join(text), colors=64)
 
@@ -154,7 +154,7 @@ def _skipping(gm: GraphModule, drawn: set[Node]) -> Iterator[tuple[Node, Node]]:
     """Pairs of drawn nodes with a path between them that meets no other drawn node."""
     last: dict[Node, dict[Node, None]] = {}  # by node: the drawn ones that its paths met last
     for node in gm.graph.nodes:
-        met = {source: None for given in node.all_input_nodes for source in last[given]}
+        met = {source: None for operand in node.all_input_nodes for source in last[operand]}
         if node in drawn:
             yield from ((source, node) for source in met)
         last[node] = {node: None} if node in drawn else met

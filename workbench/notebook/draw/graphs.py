@@ -92,8 +92,8 @@ def saved(pair: ForwardBackward, *, gathered: bool = False, least: int = 1) -> T
              f"the backward takes {taken} values from the forward",)
     alike: dict[tuple[object, ...], list[SavedTensor]] = {}
     for row in picked:
-        own = row.name if gathered else _NUMBER.sub("", row.name)
-        alike.setdefault((own, row.shape, row.dtype, row.held_bytes, row.policy, row.source, bool(row.gathered),
+        stem = row.name if gathered else _NUMBER.sub("", row.name)
+        alike.setdefault((stem, row.shape, row.dtype, row.held_bytes, row.policy, row.source, bool(row.gathered),
                           _LAYER.sub("*", row.module)), []).append(row)
     shown = []
     for rows in sorted(

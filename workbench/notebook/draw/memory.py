@@ -51,10 +51,10 @@ def memory(
 
     `measured`: the peak in bytes that a GPU reported, drawn as a line beside the estimate.
     """
-    found = live_of(what)
+    lives = live_of(what)
     figure, (axes, names) = panels(9.6, 3.1, columns=2, width_ratios=(2.4, 1))
     lines = []
-    for (title, live), color in zip(found.items(), CURVES[-len(found):], strict=True):
+    for (title, live), color in zip(lives.items(), CURVES[-len(lives):], strict=True):
         curve = [size / 2**20 for size in live.curve]
         axes.fill_between(
             range(len(curve)), curve, step="mid", color=color, alpha=0.25, linewidth=0
@@ -62,10 +62,10 @@ def memory(
         axes.plot(curve, color=color, linewidth=1.2, drawstyle="steps-mid", label=title)
         part, top = live.peak
         axes.plot([curve.index(max(curve))], [top.peak_bytes / 2**20], "v", markersize=9, zorder=5,
-                  color=color if len(found) > 1 else RED, markeredgecolor=INK if len(found) > 1 else RED)
+                  color=color if len(lives) > 1 else RED, markeredgecolor=INK if len(lives) > 1 else RED)
         lines.append(f"{title}: peak {top.peak_bytes:,} B in the {part} at {top.peak_node}, "
                      f"{top.input_bytes:,} B of it inputs")
-    for start, said, color, left in begins(found):
+    for start, said, color, left in begins(lives):
         if start:
             axes.axvline(start, color=color or GREY, linestyle="--", linewidth=0.9)
         axes.text(start, 1.0, f" {said} ", transform=axes.get_xaxis_transform(), fontsize=8.5, va="bottom",
@@ -75,28 +75,28 @@ def memory(
             measured / 2**20, color=INK, linestyle=":", linewidth=1.2, label="measured peak"
         )
     axes.set(xlabel="nodes, in their order, inputs first", ylabel="MiB alive", ylim=(0, None),
-             xlim=(0, max(len(live.curve) for live in found.values())))
-    if len(found) > 1 or measured is not None:
+             xlim=(0, max(len(live.curve) for live in lives.values())))
+    if len(lives) > 1 or measured is not None:
         axes.legend(frameon=False, fontsize=8, loc="upper right")
-    _, top = list(found.values())[-1].peak
-    _holders(names, top, "the blue peak" if len(found) > 1 else "the peak")
+    _, top = list(lives.values())[-1].peak
+    _holders(names, top, "the blue peak" if len(lives) > 1 else "the peak")
     lines += [f"  {size:,} B  {name}  {module}".rstrip() for name, size, module in top.holders]
     alt = "Estimated memory along the graph. " + "; ".join(line.strip() for line in lines) + "."
-    return finish(figure, alt, "\n".join(lines), colors=64 if len(found) > 1 else 0)
+    return finish(figure, alt, "\n".join(lines), colors=64 if len(lives) > 1 else 0)
 
 
-def begins(found: Mapping[str, Live]) -> list[tuple[int, str, str, bool]]:
+def begins(lives: Mapping[str, Live]) -> list[tuple[int, str, str, bool]]:
     """(node, words, colour, whether the words stand left of it) where each part begins; "" is the ink's colour."""
     starts = {sum(len(profile.curve) for profile in list(live.parts.values())[:i]): (part, title)
-              for title, live in found.items() for i, part in enumerate(live.parts)}
-    longest = max(len(live.curve) for live in found.values())
+              for title, live in lives.items() for i, part in enumerate(live.parts)}
+    longest = max(len(live.curve) for live in lives.values())
     # a pass moved where a part begins
-    several = len(starts) > max(len(live.parts) for live in found.values())
+    several = len(starts) > max(len(live.parts) for live in lives.values())
     return [
         (
             start,
             f"{title.split(' ')[0]}: {part} begins" if several and start else part,
-            CURVES[list(found).index(title)] if several and start else "",
+            CURVES[list(lives).index(title)] if several and start else "",
             bool(start) and any(start < other < start + 0.3 * longest for other in starts),
         )  # beside another
         for start, (part, title) in starts.items()

@@ -62,10 +62,10 @@ def panels(
 ) -> tuple[Figure, list[Axes]]:
     """A figure and its panels, row by row, without frames at the top and right; `layout` is what `subplots` takes."""
     figure = new_figure(width, height)
-    made = list(figure.subplots(rows, columns, squeeze=False, **layout).flat)
-    for axes in made:
+    panes = list(figure.subplots(rows, columns, squeeze=False, **layout).flat)
+    for axes in panes:
         axes.spines[["top", "right"]].set_visible(False)
-    return figure, made
+    return figure, panes
 
 
 def shortened(text: str, most: int, head: int = 0) -> str:

@@ -46,9 +46,9 @@ def changes(record: PassRecord, limit: int = 30) -> Table:
     rows: list[tuple[str, str, str]] = []
     fills: dict[tuple[int, int], str] = {}
     notes = []
-    for part, found, tags in zip(record.parts, record.diffs(), record.tagged(), strict=False):
-        changed = [(mark, text, _moved_to(found.lines[at + 1:]) if mark == ">" else "")
-                   for at, (mark, text) in enumerate(found.lines) if mark != " "]
+    for part, diff, tags in zip(record.parts, record.diffs(), record.tagged(), strict=False):
+        changed = [(mark, text, _moved_to(diff.lines[at + 1:]) if mark == ">" else "")
+                   for at, (mark, text) in enumerate(diff.lines) if mark != " "]
         i = 0
         while i < len(changed) and i < limit:
             mark, text, place = changed[i]

@@ -80,11 +80,11 @@ def timeline(what: What, device: str | DeviceSpec = "h100") -> Picture:
     colors = lane_colors(lane for run in runs.values() for lane in run.lanes)
     order = list(colors)
     lanes = [sorted(run.lanes, key=order.index) for run in runs.values()]
-    heights = [0.55 + 0.34 * len(own) for own in lanes]
+    heights = [0.55 + 0.34 * len(run_lanes) for run_lanes in lanes]
     figure, shown = panels(9.6, 0.75 + sum(heights), len(runs), sharex=True, height_ratios=heights)
     lines = []
-    for axes, (title, run), own in zip(shown, runs.items(), lanes, strict=True):
-        _panel(axes, run, own, colors)
+    for axes, (title, run), run_lanes in zip(shown, runs.items(), lanes, strict=True):
+        _panel(axes, run, run_lanes, colors)
         axes.set_title(
             f"{title}: {run.total_ms:,.2f} ms, {run.exposed_ms:,.2f} ms of communication exposed",
             fontsize=9.5,
@@ -106,9 +106,9 @@ def lane_colors(lanes: Iterable[str]) -> dict[str, str]:
     """The same colour for a mesh axis's process group in every picture. Other groups get the colours that are left, in
     their order, and grey when none is.
     """
-    found = {lane: _COLORS.get(lane, "") for lane in lanes}
-    left = [color for color in _COLORS.values() if color != BLUE and color not in found.values()]
-    return {lane: color or (left.pop(0) if left else GREY) for lane, color in found.items()}
+    colors = {lane: _COLORS.get(lane, "") for lane in lanes}
+    left = [color for color in _COLORS.values() if color != BLUE and color not in colors.values()]
+    return {lane: color or (left.pop(0) if left else GREY) for lane, color in colors.items()}
 
 
 def _panel(axes: Axes, run: StepTimeline, lanes: Sequence[str], colors: Mapping[str, str]) -> None:
@@ -150,7 +150,7 @@ def _lines(title: str, run: StepTimeline) -> list[str]:
         f"  {lane}: "
         + ", ".join(
             f"{n} {limit}" if limit in FREE else f"{n} exposed ({limit})"
-            for limit, n in sorted(found.items())
+            for limit, n in sorted(limits.items())
         )
-        for lane, found in by_lane.items()
+        for lane, limits in by_lane.items()
     ]

@@ -18,9 +18,9 @@ def verdicts(records: Sequence[PassRecord]) -> Table:
     rows, notes = [], []
     fills: dict[tuple[int, int], str] = {}
     for i, (name, verdicts) in enumerate(by_pass):
-        found = outcomes(verdicts, checks)
-        rows.append((name, *(cell(outcome) for outcome in found)))
-        fills |= {(i, j): FILLS[outcome] for j, outcome in enumerate(found, 1) if outcome}
+        by_check = outcomes(verdicts, checks)
+        rows.append((name, *(cell(outcome) for outcome in by_check)))
+        fills |= {(i, j): FILLS[outcome] for j, outcome in enumerate(by_check, 1) if outcome}
         notes += failures(name, verdicts)
     return Table(counted(len(rows), "pass"), ("pass", *checks), tuple(rows), fills, tuple(notes))
 

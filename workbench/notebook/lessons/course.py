@@ -61,15 +61,15 @@ def run_course(
     lessons = [load_lesson(name) for name in names]
     values = {}
     for lesson in lessons:
-        own = dict(lesson.profiles["small"]) if profile == "small" else {}
-        own |= (changes or {}).get(lesson.name, {})
-        values[lesson.name] = parameters(lesson, **own).model_dump()
+        overrides = dict(lesson.profiles["small"]) if profile == "small" else {}
+        overrides |= (changes or {}).get(lesson.name, {})
+        values[lesson.name] = parameters(lesson, **overrides).model_dump()
     out.mkdir(parents=True, exist_ok=True)
     if jobs is None:
         jobs = 1 if profile == "gpu" else max(1, len(os.sched_getaffinity(0)) // 2)
     running: list[subprocess.Popen[str]] = []
 
-    def one(lesson: Lesson) -> Outcome:
+    def run_one(lesson: Lesson) -> Outcome:
         stage(f"run {lesson.name}")
         outcome = _run(lesson, values[lesson.name], out, record, timeout, running)
         stage.rest()
@@ -78,7 +78,7 @@ def run_course(
 
     with telling() as stage, ThreadPoolExecutor(jobs) as pool:
         try:
-            outcomes = list(pool.map(one, lessons))
+            outcomes = list(pool.map(run_one, lessons))
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             for child in running:
@@ -129,10 +129,12 @@ def check_lesson(name: str, notebook: Path | None = None) -> dict[str, float]:
         path = Path(folder) / "scores.json"  # scores of this run only
         with mock.patch.dict(os.environ, {SCORES: str(path)}):
             run_lesson(name, None, Path(folder), source=notebook)
-        found = load_scores(path).get(name, {})
-    if lesson.checkpoints and not found:
+        scores = load_scores(path).get(name, {})
+    if lesson.checkpoints and not scores:
         raise WorkbenchError(f"{notebook or name}: it checks nothing of lesson {name!r}: "
                              "is it that of another lesson?")
-    for point, kept in found.items():
+    for point, kept in scores.items():
         keep_score(name, point, kept.get("score", 0.0))
-    return {point.name: found.get(point.name, {}).get("score", 0.0) for point in lesson.checkpoints}
+    return {
+        point.name: scores.get(point.name, {}).get("score", 0.0) for point in lesson.checkpoints
+    }

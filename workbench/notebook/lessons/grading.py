@@ -126,13 +126,13 @@ class Prediction:
 
     def __repr__(self) -> str:
         return "\n".join(
-            [str(self), *(each if isinstance(each, str) else repr(each) for each in self.evidence)]
+            [str(self), *(item if isinstance(item, str) else repr(item) for item in self.evidence)]
         )
 
     def _repr_html_(self) -> str:
         """The answer and its evidence are folded for a reader who has not guessed yet."""
         text = html.escape(str(self))
-        below = "".join(f"<div>{_as_html(each)}</div>" for each in self.evidence)
+        below = "".join(f"<div>{_as_html(item)}</div>" for item in self.evidence)
         if self.guess is not None or self.truth is None:
             return f"<div>{text}</div>{below}"
         return (f"<details><summary>{html.escape(self.ask)} Guess, then open the answer.</summary>"
@@ -251,9 +251,9 @@ def by_cases(
     """
     wrong: dict[str, str] = {}
     kinds = []
-    for kind, given in cases:
+    for kind, argument in cases:
         kinds.append(kind)
-        if kind not in wrong and (said := problem(answer, given)):
+        if kind not in wrong and (said := problem(answer, argument)):
             wrong[kind] = said
     first = next(iter(wrong.items()), None)
     score = 0.0 if simplest in wrong else sum(kind not in wrong for kind in kinds) / len(kinds)

@@ -142,11 +142,11 @@ def _refuse_exit(notebook: Any) -> None:
 def _failure(source: Path, target: Path, error: Any) -> str:
     first, *_ = error.source.strip().splitlines() or [""]
     cell = f"code cell {error.exec_count}" if error.exec_count else f"cell {error.cell_index}"
-    what = f"{error.ename}: {str(error.evalue).strip()}"
+    problem = f"{error.ename}: {str(error.evalue).strip()}"
     if not error.evalue:  # a magic's UsageError is printed, and not raised
-        what = _printed(target) or error.ename
+        problem = _printed(target) or error.ename
     return (f"{source.name}: {cell} failed, which starts `{first}`\n"
-            f"{what}\nthe notebook up to there is kept: {target}")
+            f"{problem}\nthe notebook up to there is kept: {target}")
 
 
 def _printed(target: Path) -> str:
@@ -169,8 +169,8 @@ def page_of(notebook: Path) -> str:
 
 
 if __name__ == "__main__":  # one lesson of a course; this process imports no torch
-    lesson_name, given, folder_name = sys.argv[1:]
+    lesson_name, values, folder_name = sys.argv[1:]
     try:
-        run_lesson(lesson_name, json.loads(given), Path(folder_name), progress=False)
+        run_lesson(lesson_name, json.loads(values), Path(folder_name), progress=False)
     except WorkbenchError as error:
         sys.exit(str(error))

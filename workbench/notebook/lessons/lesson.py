@@ -158,23 +158,23 @@ class Lesson(Declared):
         if score >= 1:
             return CheckResult(name, 1.0, message, figures=figures)
         tried = self._attempts[name] = self._attempts.get(name, 0) + 1
-        told = (
+        reactions = (
             [hint for words, hint in point.reacts.items() if words in message] if tried > 1 else []
         )
         return CheckResult(
-            name, score, message, (*told, *point.hints[: tried - 1 - bool(told)]), figures
+            name, score, message, (*reactions, *point.hints[: tried - 1 - bool(reactions)]), figures
         )
 
     def checkpoint(self, name: str) -> Checkpoint:
         """The checkpoint of this name. LessonError where there is none."""
         return self._one_of(self.checkpoints, "checkpoint", name)
 
-    def _one_of(self, declared: tuple[Named, ...], what: str, name: str) -> Named:
-        found = {each.name: each for each in declared}
-        if name not in found:
-            problem = Problem(f"{what}s", f"no {what} {name!r}" + suggestion(name, found))
+    def _one_of(self, declared: tuple[Named, ...], noun: str, name: str) -> Named:
+        by_name = {item.name: item for item in declared}
+        if name not in by_name:
+            problem = Problem(f"{noun}s", f"no {noun} {name!r}" + suggestion(name, by_name))
             raise LessonError(f"lesson {self.name!r}", [problem])
-        return found[name]
+        return by_name[name]
 
     def __repr__(self) -> str:
         return f"Lesson {self.name}: {self.title}"

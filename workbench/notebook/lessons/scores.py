@@ -24,9 +24,9 @@ Scores = dict[str, dict[str, dict[str, float]]]  # lesson, checkpoint, "score" o
 
 def scores_file() -> Path | None:
     """The file of the scores; None if they are not stored."""
-    given = os.environ.get(SCORES)
-    if given is not None:
-        return Path(given) if given else None
+    setting = os.environ.get(SCORES)
+    if setting is not None:
+        return Path(setting) if setting else None
     data = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
     return Path(data) / "workbench" / "scores.json"
 
@@ -36,21 +36,21 @@ def load_scores(path: Path | None = None) -> Scores:
     path = path or scores_file()
     if path is None:
         return {}
-    found: Scores = {}
+    scores: Scores = {}
     with (
         contextlib.suppress(FileNotFoundError),
         reading(path, "scores", f"remove it, or set {SCORES}"),
     ):
-        found = json_of(path.read_bytes())
+        scores = json_of(path.read_bytes())
         kept = [
             value
-            for points in found.values()
+            for points in scores.values()
             for values in points.values()
             for value in values.values()
         ]
         if not all(isinstance(value, int | float) and 0 <= value < math.inf for value in kept):
             raise ValueError("a score must be a number, 0 or more")
-    return found
+    return scores
 
 
 def score_of(scores: Scores, lesson: str, checkpoint: str) -> float:

@@ -121,9 +121,9 @@ class Drawing:
     def _sign(self, block: Block) -> Any:
         """Equal for blocks with the same operators on the same shapes in the same modules, in any order."""
         if block._sign is None:
-            own = Counter(map(_face, (self.tree.nodes[i] for i in block.leaves)))
+            faces = Counter(map(_face, (self.tree.nodes[i] for i in block.leaves)))
             inner = tuple((child.name, self._sign(child)) for child in block.children.values())
-            block._sign = hash((frozenset(own.items()), inner))
+            block._sign = hash((frozenset(faces.items()), inner))
         return block._sign
 
     def _stand_in(self, path: str, every: list[list[int]]) -> None:
@@ -147,20 +147,20 @@ class Drawing:
         return tuple(self.tree.id_of[i].split("/")[depth:-1])
 
     def view(self) -> View:
-        found: dict[tuple[str, str, bool], list[int]] = {}
+        crossings: dict[tuple[str, str, bool], list[int]] = {}
         owner, tree = self.owner, self.tree
-        for i, given in enumerate(tree.inputs):
-            for j in given:
+        for i, sources in enumerate(tree.inputs):
+            for j in sources:
                 a, b = owner[j], owner[i]
                 if a == b or b.startswith(f"{a}/") or a.startswith(f"{b}/"):
                     continue
                 mine, other = self.member.get(j), self.member.get(i)
                 if mine and other and mine[0] == other[0] and mine[1] != other[1]:
                     continue  # from one of the folded blocks to the next
-                found.setdefault((a, b, tree.parts[i] != tree.parts[j]), []).append(j)
+                crossings.setdefault((a, b, tree.parts[i] != tree.parts[j]), []).append(j)
         links = tuple(
             Link(a, b, len(js), saved, tensor_bytes([tree.nodes[j].meta.get("val") for j in set(js)]) if saved else 0)
-            for (a, b, saved), js in found.items())
+            for (a, b, saved), js in crossings.items())
         note = (
             f"{self.shut} modules stay shut: {BOX_LIMIT:,} boxes are the most that is drawn"
             if self.shut

@@ -48,7 +48,7 @@ class Controlled(anywidget.AnyWidget):
         """Keep a control's `name` equal to a trait of the view, both ways, and return the control."""
         traitlets.link((self, trait), (control, name))
         options = getattr(control, "options", None)
-        values = options and [each[1] if isinstance(each, tuple) else each for each in options]
+        values = options and [item[1] if isinstance(item, tuple) else item for item in options]
         self.linked = [*self.linked, [control, "index" if values else name, trait, values]]
         slides = hasattr(control, "readout")
         control.layout = Layout(**CONTROL, min_width="300px" if slides else None)

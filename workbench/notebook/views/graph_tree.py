@@ -28,10 +28,10 @@ class Block:
     _sign: Any = None
 
     def every(self) -> list[int]:
-        found = list(self.leaves)
+        leaves = list(self.leaves)
         for child in self.children.values():
-            found += child.every()
-        return found
+            leaves += child.every()
+        return leaves
 
 
 class GraphTree:
@@ -92,16 +92,16 @@ class GraphTree:
             later = joint and node.meta.get("partitioner_tag") == "is_backward"
             if joint and node.op == "placeholder":
                 later = is_tangent(node)
-            here = ("backward" if later else "forward") if joint else part
+            side = ("backward" if later else "forward") if joint else part
             path = parameter_of(node) if node.op == "placeholder" else module_path(node)
             if node.op == "placeholder":  # drawn in the module whose parameter it is
                 path = path.rpartition(".")[0] if path else "inputs"
             place[node] = i = len(self.nodes)
             self.nodes.append(node)
-            self.parts.append(here)
+            self.parts.append(side)
             self.inputs.append([place[n] for n in node.all_input_nodes if n in place])
-            if (block := blocks.get((here, path))) is None:
-                block = blocks[here, path] = self._block(here, *(path.split(".") if path else ()))
+            if (block := blocks.get((side, path))) is None:
+                block = blocks[side, path] = self._block(side, *(path.split(".") if path else ()))
             block.leaves.append(i)
         return place
 
@@ -135,8 +135,8 @@ class GraphTree:
                 for n in self.nodes
             ]
         wanted = query.strip().lower()
-        found = [i for i, text in enumerate(self._find) if wanted and wanted in text]
-        return [self.id_of[i] for i in found[:limit]], len(found)
+        matches = [i for i, text in enumerate(self._find) if wanted and wanted in text]
+        return [self.id_of[i] for i in matches[:limit]], len(matches)
 
     def first_look(self) -> list[str]:
         """The modules to open at first: the parts, and what holds layers."""

@@ -23,24 +23,24 @@ class KernelView(View):
     query = traitlets.Unicode().tag(sync=True)
     selected = traitlets.Int().tag(sync=True)
 
-    def __init__(self, found: Sequence[Kernels], title: str = "kernels"):
-        self._found = {each.graph: each for each in found if each.kernels}
-        if not self._found:
-            reasons = [reason for graph in found for reason in graph.missing]
+    def __init__(self, graphs: Sequence[Kernels], title: str = "kernels"):
+        self._kernels = {graph.graph: graph for graph in graphs if graph.kernels}
+        if not self._kernels:
+            reasons = [reason for graph in graphs for reason in graph.missing]
             why = "; ".join(reasons) or "Inductor compiled nothing here"
             raise WorkbenchError(f"no kernel was seen: {why}")
         super().__init__("kernels", title)
-        self.graph = next(iter(self._found))
-        self.add(self.link("graph", Dropdown(options=list(self._found), description="graph")),
+        self.graph = next(iter(self._kernels))
+        self.add(self.link("graph", Dropdown(options=list(self._kernels), description="graph")),
                  self.link("query", Text(placeholder="kernel, kind or node", description="search")))
 
     def on_graphs(self) -> dict[str, Any]:
-        return {"graphs": [{"name": name, "summary": each.summary(),
-                            "calls": [(k.name, k.kind, k.nodes) for k in each.kernels]}
-                           for name, each in self._found.items()]}
+        return {"graphs": [{"name": name, "summary": kernels.summary(),
+                            "calls": [(k.name, k.kind, k.nodes) for k in kernels.kernels]}
+                           for name, kernels in self._kernels.items()]}
 
     def on_kernel(self, graph: str, number: int) -> dict[str, Any]:
-        kernel = self._found[graph].kernels[number]
+        kernel = self._kernels[graph].kernels[number]
         rows = [("kind", kernel.kind), ("nodes", ", ".join(kernel.nodes) or "none of the graph's"),
                 ("modules", ", ".join(kernel.modules)), ("source lines", ", ".join(kernel.places))]
         if kernel.others:

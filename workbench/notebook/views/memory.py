@@ -28,7 +28,7 @@ class MemoryView(Zoomed):
         lives = live_of(what)
         _, top = list(lives.values())[-1].peak
         super().__init__("memory", title, {
-            "measured": measured, "curves": [curve(*each) for each in lives.items()], "colors": CURVES[-len(lives):],
+            "measured": measured, "curves": [curve(*item) for item in lives.items()], "colors": CURVES[-len(lives):],
             "begins": begins(lives), "holders": top.holders})
         end = float(max(len(live.curve) for live in lives.values()))
         self.zoom(end, description="nodes", readout_format=".0f")

@@ -54,7 +54,7 @@ def placement_of(node: Node, parameter: Placed | None = None) -> str:
         if name and parameter and (placed := parameter(name)):
             return placed
     placed_over = {**_entering(node), **_leaving(node)}
-    says = [f"{axis}: {what}" for axis, what in placed_over.items()]
+    says = [f"{axis}: {placement}" for axis, placement in placed_over.items()]
     axes = _axes(node)
     rest = [axis for axis in axes if axis not in placed_over]
     if says and rest:
@@ -112,12 +112,12 @@ def _leaving(node: Node) -> dict[str, str]:
     if kind := collective_kind(node.target):
         return {_axis(node): _AFTER[kind]}
     if aliased := aliased_inputs(node):
-        return {axis: what for axis, what in _leaving(aliased[0]).items()
-                if what != WHOLE or not _may_pick(node, axis)}
+        return {axis: placement for axis, placement in _leaving(aliased[0]).items()
+                if placement != WHOLE or not _may_pick(node, axis)}
     sources = node.all_input_nodes if kind_of(node) == "copy" else []
     first, *others = [_leaving(source) for source in sources] or [{}]
-    return {axis: what for axis, what in first.items()
-            if all(other.get(axis) == what for other in others)}
+    return {axis: placement for axis, placement in first.items()
+            if all(other.get(axis) == placement for other in others)}
 
 
 def _entering(node: Node) -> dict[str, str]:
@@ -131,7 +131,7 @@ def _entering(node: Node) -> dict[str, str]:
                 reduced = f"partial, to be reduced by {argument(user, 'reduce_op')}"
                 placed_over.setdefault(_axis(user), _BEFORE.get(kind, reduced))
         elif kind_of(user) in _CARRIES or isinstance(user.meta.get("val"), list | tuple):
-            for axis, what in _entering(user).items():
-                if what != CUT or not aliased_inputs(user) or not _may_pick(user, axis):
-                    placed_over.setdefault(axis, what)
+            for axis, placement in _entering(user).items():
+                if placement != CUT or not aliased_inputs(user) or not _may_pick(user, axis):
+                    placed_over.setdefault(axis, placement)
     return placed_over

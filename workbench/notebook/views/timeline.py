@@ -40,7 +40,7 @@ def bars(run: StepTimeline) -> list[tuple[Any, ...]]:
 
     Adjacent kernels of one module are one bar.
     """
-    found: list[tuple[Any, ...]] = []
+    rows: list[tuple[Any, ...]] = []
     open_: list[Span] = []
 
     def close() -> None:
@@ -48,7 +48,7 @@ def bars(run: StepTimeline) -> list[tuple[Any, ...]]:
             name = (
                 open_[0].name if len(open_) == 1 else f"{len(open_)} kernels from {open_[0].name}"
             )
-            found.append((COMPUTE, name, _round(open_[0].begin), _round(open_[-1].end), 0, "", open_[0].label,
+            rows.append((COMPUTE, name, _round(open_[0].begin), _round(open_[-1].end), 0, "", open_[0].label,
                           open_[0].part))
             open_.clear()
 
@@ -59,7 +59,7 @@ def bars(run: StepTimeline) -> list[tuple[Any, ...]]:
             close()
         open_.append(span)
     close()
-    return found + [(s.lane, s.name, _round(s.begin), _round(s.end), 0 if s.limit in FREE else _round(s.exposed),
+    return rows + [(s.lane, s.name, _round(s.begin), _round(s.end), 0 if s.limit in FREE else _round(s.exposed),
                      s.limit, s.label, s.part) for s in run.collectives]
 
 

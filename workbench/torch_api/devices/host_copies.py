@@ -72,15 +72,15 @@ def _layout(like: torch.Tensor) -> tuple[Any, ...]:
     return tuple(like.shape), tuple(like.stride()), like.dtype
 
 
-def _copy(source: torch.Tensor, made: torch.Tensor, device: torch.device, way: str) -> torch.Tensor:
+def _copy(source: torch.Tensor, copy: torch.Tensor, device: torch.device, way: str) -> torch.Tensor:
     stream = _streams.get((device, way))
     if stream is None:
         stream = _streams[device, way] = torch.cuda.Stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
-        made.copy_(source, non_blocking=True)
-    _pending[made.data_ptr()] = stream.record_event(), source
-    return made
+        copy.copy_(source, non_blocking=True)
+    _pending[copy.data_ptr()] = stream.record_event(), source
+    return copy
 
 
 def _to_host(x: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
@@ -100,18 +100,18 @@ def _to_host(x: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
 def _to_device(host: torch.Tensor, device: torch.device) -> torch.Tensor:
     if torch.device(device).type != "cuda":
         return host.clone()
-    made = torch.empty_strided(host.shape, host.stride(), dtype=host.dtype, device=device)
-    return _copy(host, made, made.device, "to device")
+    copy = torch.empty_strided(host.shape, host.stride(), dtype=host.dtype, device=device)
+    return _copy(host, copy, copy.device, "to device")
 
 
-def _wait(made: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
-    started = _pending.pop(made.data_ptr(), None)
+def _wait(copy: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    started = _pending.pop(copy.data_ptr(), None)
     if started is not None:
-        torch.cuda.current_stream((made if made.is_cuda else source).device).wait_event(started[0])
+        torch.cuda.current_stream((copy if copy.is_cuda else source).device).wait_event(started[0])
         # it is on the GPU again: another copy may take its buffer
         if not source.is_cuda and not _recordings:
             _free.setdefault(_layout(source), []).append(source)
-    return made
+    return copy
 
 
 for _name, _function in (("to_host", _to_host), ("to_device", _to_device), ("wait_copy", _wait)):

@@ -142,13 +142,13 @@ def _between(grid: Mapping[tuple[int, ...], float], at: Sequence[float]) -> floa
         (tuple(c for c, _ in picked), math.prod(w for _, w in picked))
         for picked in itertools.product(*sides)
     ]
-    found = [(grid[corner], weight) for corner, weight in corners if weight and corner in grid]
-    if not found:
+    weighted = [(grid[corner], weight) for corner, weight in corners if weight and corner in grid]
+    if not weighted:
         return grid[min(grid, key=lambda corner: sum(math.log(c / max(w, 1)) ** 2
                                                      for c, w in zip(corner, at, strict=True)))]
     return math.exp(
-        sum(weight * math.log(value) for value, weight in found)
-        / sum(weight for _, weight in found)
+        sum(weight * math.log(value) for value, weight in weighted)
+        / sum(weight for _, weight in weighted)
     )
 
 
@@ -166,7 +166,7 @@ class MeasuredSpec(DeviceSpec):
 
     @property
     def trust(self) -> str:
-        errors = [f"{what} within {error:.0%}" for what, error in self.profile.errors.items()]
+        errors = [f"{kind} within {error:.0%}" for kind, error in self.profile.errors.items()]
         known = f"{' and '.join(errors)} as a median" if errors else "error unknown"
         return known + _elsewhere(self.profile)
 
@@ -214,11 +214,11 @@ def measured_spec(name: str, profile: MachineProfile) -> MeasuredSpec:
     if profile.device not in DEVICES:
         raise WorkbenchError(f"{name}: device {profile.device!r}: one of {', '.join(DEVICES)}")
     sheet = DEVICES[profile.device]
-    given = {key: getattr(sheet, key) for key in DeviceSpec.__dataclass_fields__}
-    for key in given.keys() & MachineProfile.model_fields.keys():
+    fields = {key: getattr(sheet, key) for key in DeviceSpec.__dataclass_fields__}
+    for key in fields.keys() & MachineProfile.model_fields.keys():
         if (measured := getattr(profile, key)) is not None:
-            given[key] = measured
-    return MeasuredSpec(**given | {"name": name}, profile=profile)
+            fields[key] = measured
+    return MeasuredSpec(**fields | {"name": name}, profile=profile)
 
 
 def device_spec(device: str | DeviceSpec) -> DeviceSpec:

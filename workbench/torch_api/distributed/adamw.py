@@ -33,8 +33,8 @@ class ShardedAdamW(torch.optim.AdamW):
         has_complex: bool = super()._init_group(group, *lists)
         parameters, gradients = lists[:2]
         if all(map(same_layout, parameters, gradients)):
-            for held in lists:
-                held[:] = map(shard_of, held)
+            for tensors in lists:
+                tensors[:] = map(shard_of, tensors)
         return has_complex
 
 

@@ -62,7 +62,7 @@ class CollectiveLog(TorchDispatchMode):
         self.seen: list[tuple[str, str, int, int]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(issubclass(each, DTensor) for each in types):
+        if any(issubclass(cls, DTensor) for cls in types):
             return NotImplemented  # its operators on local tensors come here too
         result = func(*args, **(kwargs or {}))
         kind = collective_kind(func)

@@ -54,10 +54,10 @@ def known_sizes(counts: torch.Tensor, expected: Sequence[int]) -> list[int]:
 
     expected: a likely value of each, for cost estimates without values.
     """
-    here, sizes = counts.cpu(), []
+    on_host, sizes = counts.cpu(), []
     for i, value in enumerate(expected):
         with torch.fx.traceback.annotate({EXPECTED: value}):
-            size = here[i].item()
+            size = on_host[i].item()
         torch._check(size >= 0)
         sizes.append(size)
     return sizes  # type: ignore[return-value]  # of an integer tensor

@@ -140,11 +140,11 @@ def kernels_for(gpu: int | None) -> Iterator[None]:
     if gpu is None:
         yield
         return
-    made = hints.DeviceProperties
+    original = hints.DeviceProperties
 
-    def here(*args: Any, **keywords: Any) -> Any:
-        return made(*args, **{**keywords, "index": gpu})
+    def for_gpu(*args: Any, **keywords: Any) -> Any:
+        return original(*args, **{**keywords, "index": gpu})
 
     # a pool of compilers would take seconds to start, and has nothing to compile
-    with mock.patch.object(hints, "DeviceProperties", here), configured({"compile_threads": 1}):
+    with mock.patch.object(hints, "DeviceProperties", for_gpu), configured({"compile_threads": 1}):
         yield

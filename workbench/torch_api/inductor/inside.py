@@ -59,7 +59,7 @@ def watched() -> Iterator[list[Lowered]]:
     from torch._inductor.graph import GraphLowering
     from torch._inductor.scheduler import Scheduler
 
-    found: list[Lowered] = []
+    lowerings: list[Lowered] = []
     open_graphs: list[dict[str, Any]] = []
     codegen, cut, lower = Scheduler.codegen, Scheduler.graph_partition, GraphLowering.codegen
 
@@ -95,7 +95,7 @@ def watched() -> Iterator[list[Lowered]]:
         open_graphs.append({"steps": (), "estimate": 0, "sizes": {}, "parts": ()})
         try:
             result = lower(self)
-            found.append(Lowered(**open_graphs[-1], code=_text(result[0])))
+            lowerings.append(Lowered(**open_graphs[-1], code=_text(result[0])))
         finally:
             open_graphs.pop()
         return result
@@ -106,7 +106,7 @@ def watched() -> Iterator[list[Lowered]]:
         patch.object(Scheduler, "graph_partition", parted),
         patch.object(GraphLowering, "codegen", lowered),
     ):
-        yield found
+        yield lowerings
 
 
 def _estimate(scheduler: Any) -> int:
@@ -211,11 +211,11 @@ def lower(
             config = {**config, "fx_wrapper": True, "compile_threads": 1}
             keywords["fx_wrapper"] = True
         stack.enter_context(torch._inductor.config.patch(config))
-        found = stack.enter_context(watched())
+        lowerings = stack.enter_context(watched())
         stack.enter_context(_compiled_when_called())
         stack.enter_context(kernels.watched())
         compiled = compile_fx_inner(graph, example_inputs, **keywords)
-    return compiled, found[-1]
+    return compiled, lowerings[-1]
 
 
 def name_inputs(graph: GraphModule) -> dict[str, str]:

@@ -33,9 +33,9 @@ def joined_kept() -> AbstractContextManager[Any]:
     """Inside, Inductor makes no operator write over a concatenation."""
     from torch._inductor.fx_passes import reinplace
 
-    def kept(found: Any) -> Any:
-        return replace(found, extra_check=lambda node: found.extra_check(node) and not any(
-            _is_joined(node.args[place]) for place in _places(found.mutated_arg)))
+    def kept(entry: Any) -> Any:
+        return replace(entry, extra_check=lambda node: entry.extra_check(node) and not any(
+            _is_joined(node.args[place]) for place in _places(entry.mutated_arg)))
 
     return patch.dict(
         reinplace.inplaceable_ops,

@@ -120,5 +120,5 @@ def kept_fusions() -> AbstractContextManager[None]:
     """Inside, Inductor makes no fusion that would delay a collective."""
     from torch._inductor.virtualized import V
 
-    found: AbstractContextManager[None] = V.set_choices_handler(KeptFusions())
-    return found
+    handler: AbstractContextManager[None] = V.set_choices_handler(KeptFusions())
+    return handler

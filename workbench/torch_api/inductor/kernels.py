@@ -23,7 +23,7 @@ from workbench.torch_api.ops import collective_kind, sends, waits
 GENERATED = ("triton", "cpp")
 KINDS = (*GENERATED, "extern", "collective", "wait", "other")
 _MARKS: dict[str, Callable[[Any], Any]] = {"collective": sends, "wait": waits}
-_TOLD = "set_kernel_post_grad_provenance_tracing"
+_WRITE_CALL = "set_kernel_post_grad_provenance_tracing"
 _KEPT = "_workbench_kernels"
 """Attribute of Inductor's results. Plain data, since Inductor's cache stores it with the code that it describes."""
 
@@ -58,7 +58,7 @@ class Seen:
 
 
 @dataclass
-class _Told:
+class _Call:
     """A kernel call as Inductor reports it. exact: the nodes that it computes. around: also those of its inputs.
 
     writes: the buffers that it writes.
@@ -78,7 +78,7 @@ class _Watch:
         self.graph = graph
         self.ours = {n: computed_by(n).name for n in graph.graph.nodes if n.op == "call_function"}
         self.heirs: dict[Node, str] = {}
-        self.told: list[_Told] = []
+        self.calls: list[_Call] = []
         self.lowerings: dict[int, Any] = {}
         self.missing: list[str] = []
         graph._register_replace_node_hook(self._replaced)
@@ -101,7 +101,7 @@ class _Watch:
             ]
             writes = {name for part in parts for name in part.get_buffer_names()}
             exact = list(dict.fromkeys(origins))
-            self.told.append(_Told(name, generated or "other", exact, [], writes))
+            self.calls.append(_Call(name, generated or "other", exact, [], writes))
             return
         origins, kind = list(made_of.get_origins()), _kind(made_of)
         # the origins include the inputs' nodes; origin_node is the kernel's own, but wrong for a collective
@@ -109,7 +109,7 @@ class _Watch:
             o for o in origins if o.target is made_of.op_overload]
         if kind in _MARKS:
             exact = [o for o in origins if o.op == "call_function" and _MARKS[kind](o.target)]
-        self.told.append(_Told(name, kind, exact or origins, origins, {made_of.get_name()}))
+        self.calls.append(_Call(name, kind, exact or origins, origins, {made_of.get_name()}))
 
     def _gone(self) -> tuple[dict[str, str], list[str], dict[Node, list[str]]]:
         """The nodes that passes removed: replaced by another of ours, without replacement, or by Inductor's own."""
@@ -128,10 +128,10 @@ class _Watch:
                 heir = self.heirs.get(nodes[heir])
             if heir is None or heir not in alive:
                 removed.append(name)
-            elif (found := alive[heir]) in self.ours or found.op != "call_function":
-                same[name] = self.ours.get(found, heir)
+            elif (replacement := alive[heir]) in self.ours or replacement.op != "call_function":
+                same[name] = self.ours.get(replacement, heir)
             else:
-                served.setdefault(found, []).append(name)
+                served.setdefault(replacement, []).append(name)
         return same, removed, served
 
     def facts(self) -> dict[str, Any]:
@@ -143,23 +143,23 @@ class _Watch:
             names = [[self.ours[n]] if n in self.ours else served.get(n, []) for n in nodes]
             return list(chain.from_iterable(names))
 
-        placed = {name for told in self.told for name in named(told.exact)}
-        inputs = [set(named(told.around)) - placed for told in self.told]
+        placed = {name for call in self.calls for name in named(call.exact)}
+        inputs = [set(named(call.around)) - placed for call in self.calls]
         placed.update(*inputs)
         # a cat without a kernel: the kernels of its parts write into it
         operations = [o for lowering in self.lowerings.values() for o in lowering.operations]
         joined = [(set(named(cat.get_origins())) - placed, {part.get_name() for part in cat.inputs})
                   for cat in operations if type(cat).__name__ == "ConcatKernel"]
         calls = []
-        for told, views in zip(self.told, inputs, strict=True):
+        for call, views in zip(self.calls, inputs, strict=True):
             # a view without a kernel belongs to the call that reads it
             nodes = views.union(
-                named(told.exact), *(n for n, parts in joined if parts & told.writes)
+                named(call.exact), *(n for n, parts in joined if parts & call.writes)
             )
-            others = [n.name for n in told.exact
+            others = [n.name for n in call.exact
                       if n.op == "call_function" and n not in self.ours and n not in served]
             calls.append(
-                (told.name, told.kind, tuple(sorted(nodes, key=order.__getitem__)), tuple(others))
+                (call.name, call.kind, tuple(sorted(nodes, key=order.__getitem__)), tuple(others))
             )
         return {"calls": calls, "same": same, "removed": removed, "missing": self.missing}
 
@@ -196,7 +196,7 @@ def watched() -> Iterator[None]:
         return result
 
     def telling(generated: str, tell: Callable[..., Any]) -> Callable[..., Any]:
-        def told(*args: Any, **kwargs: Any) -> Any:
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
             if open_watches:
                 try:
                     open_watches[-1].tell(generated, *args[:2])
@@ -206,13 +206,13 @@ def watched() -> Iterator[None]:
                     )
             return tell(*args, **kwargs)
 
-        return told
+        return wrapped
 
     with ExitStack() as stack:
         stack.enter_context(patch.object(compile_fx, "fx_codegen_and_compile", compiling))
         for generated, module in (("", debug), ("cpp", cpp), ("triton", triton)):
             stack.enter_context(
-                patch.object(module, _TOLD, telling(generated, getattr(module, _TOLD)))
+                patch.object(module, _WRITE_CALL, telling(generated, getattr(module, _WRITE_CALL)))
             )
         yield
 
@@ -225,15 +225,15 @@ def collected() -> Iterator[list[Any]]:
     """
     from torch._inductor.output_code import CompiledFxGraph
 
-    made: list[Any] = []
+    outputs: list[Any] = []
     finish = CompiledFxGraph.post_compile
 
     def finishing(self: Any, *args: Any, **kwargs: Any) -> Any:
-        made.append(self)
+        outputs.append(self)
         return finish(self, *args, **kwargs)
 
     with watched(), patch.object(CompiledFxGraph, "post_compile", finishing):
-        yield made
+        yield outputs
 
 
 def seen(compiled: Any) -> Seen | None:
@@ -253,7 +253,7 @@ def seen(compiled: Any) -> Seen | None:
 
 def sources(code: str) -> dict[str, str]:
     """The source of each kernel that a wrapper's Python code defines, by the kernel's name."""
-    found = {}
+    by_name = {}
     for line in ast.parse(code).body:
         if (
             isinstance(line, ast.Assign)
@@ -267,5 +267,5 @@ def sources(code: str) -> dict[str, str]:
                 if isinstance(a, ast.Constant) and isinstance(a.value, str)
             ]
             if texts:
-                found[line.targets[0].id] = max(texts, key=len).strip("\n") + "\n"
-    return found
+                by_name[line.targets[0].id] = max(texts, key=len).strip("\n") + "\n"
+    return by_name

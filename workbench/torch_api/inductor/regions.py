@@ -44,12 +44,12 @@ def named_regions(graph: GraphModule, untagged: str = "forward") -> dict[str, se
 
     untagged: the direction of nodes without a tag.
     """
-    found: dict[str, set[str]] = {"forward": set(), "backward": set()}
+    names: dict[str, set[str]] = {"forward": set(), "backward": set()}
     for node in graph.graph.nodes:
         if (name := region_of(node)) and not aliased_inputs(node):
             tag = node.meta.get("partitioner_tag") or untagged
-            found["backward" if "backward" in tag else "forward"].add(name)
-    return found
+            names["backward" if "backward" in tag else "forward"].add(name)
+    return names
 
 
 def check_options(config: Mapping[str, Any], where: str) -> None:
@@ -96,9 +96,9 @@ def parts_of(graph: GraphModule, groups: Mapping[Node, str]) -> list[tuple[str, 
     parts: dict[tuple[str, int], list[Node]] = {}
     for node in graph.graph.nodes:
         mine, at = groups.get(node), -1
-        for given in node.all_input_nodes:
-            entered = mine is not None and level[given] >= 0 and groups.get(given) != mine
-            at = max(at, level[given] + entered)
+        for operand in node.all_input_nodes:
+            entered = mine is not None and level[operand] >= 0 and groups.get(operand) != mine
+            at = max(at, level[operand] + entered)
         level[node] = at if mine is None else max(at, 0)
         if mine is not None:
             parts.setdefault((mine, level[node]), []).append(node)
@@ -109,13 +109,13 @@ def _with_modules(graph: GraphModule, nodes: Sequence[Node]) -> list[Node]:
     """`nodes`, each after its own copies of the graphs that it takes, such as attention's score function."""
     out = []
     for node in nodes:
-        for given in node.all_input_nodes:
-            if given.op == "get_attr" and isinstance(
-                getattr(graph, str(given.target), None), GraphModule
+        for operand in node.all_input_nodes:
+            if operand.op == "get_attr" and isinstance(
+                getattr(graph, str(operand.target), None), GraphModule
             ):
                 with graph.graph.inserting_before(node):
-                    copy = graph.graph.node_copy(given)
-                node.replace_input_with(given, copy)
+                    copy = graph.graph.node_copy(operand)
+                node.replace_input_with(operand, copy)
                 out.append(copy)
         out.append(node)
     return out
@@ -139,19 +139,19 @@ def cut_out(
         fuse_by_partitions(graph, whole, _PREFIX, always_return_tuple=True)
         graph.delete_all_unused_submodules()
     calls = {str(node.target): node for node in graph.graph.find_nodes(op="call_module")}
-    made = [(name, calls[f"{_PREFIX}{i}"]) for i, (name, _) in enumerate(parts)]
-    place |= {call.name: at for (_, call), at in zip(made, wanted, strict=True)}
+    named_calls = [(name, calls[f"{_PREFIX}{i}"]) for i, (name, _) in enumerate(parts)]
+    place |= {call.name: at for (_, call), at in zip(named_calls, wanted, strict=True)}
     output, needs = graph.graph.output_node(), nx.DiGraph()
     needs.add_nodes_from(graph.graph.nodes)
     needs.add_edges_from(
-        (given, node) for node in graph.graph.nodes for given in node.all_input_nodes
+        (operand, node) for node in graph.graph.nodes for operand in node.all_input_nodes
     )
     for node in nx.lexicographical_topological_sort(
         needs, lambda n: (place.get(n.name, -1), n.name)
     ):
         if node is not output:
             output.prepend(node)
-    return made
+    return named_calls
 
 
 def compile_call(graph: GraphModule, call: Node, name: str, config: dict[str, Any]) -> Node:
@@ -167,14 +167,14 @@ def compile_call(graph: GraphModule, call: Node, name: str, config: dict[str, An
         inner = cast(GraphModule, graph.get_submodule(target))
         compiled = torch._inductor.standalone_compile(inner, inputs, **keywords)
     with graph.graph.inserting_after(call):
-        made = graph.graph.call_function(
+        compiled_call = graph.graph.call_function(
             _function(name, compiled, results), call.args, call.kwargs
         )
-    made.meta = dict(call.meta)
-    call.replace_all_uses_with(made)
+    compiled_call.meta = dict(call.meta)
+    call.replace_all_uses_with(compiled_call)
     graph.graph.erase_node(call)
     graph.delete_submodule(target)
-    return made
+    return compiled_call
 
 
 def _function(name: str, compiled: Callable[..., Any], results: list[Any]) -> Callable[..., Any]:

@@ -57,6 +57,6 @@ def computed_by(node: Node) -> Node:
 
 def _owner(node: Node) -> Node:
     """The node whose storage this one shows: itself, or what it is a view of."""
-    while found := aliased_inputs(node):
-        node = found[0]
+    while aliased := aliased_inputs(node):
+        node = aliased[0]
     return node

@@ -21,27 +21,27 @@ _INNER = re.compile(r"got (\w+\((?P<quote>['\"]).*?(?P=quote)\))", re.DOTALL)
 def reason(error: BaseException) -> str:
     """One sentence of a long error: the operator's own error, Dynamo's explanation, or the first line."""
     text = str(error)
-    found = _INNER.search(text) or _EXPLAINED.search(text) or _UNKNOWN_VALUE.search(text)
-    line = found[1] if found else next(iter(text.splitlines()), "") or type(error).__name__
+    match = _INNER.search(text) or _EXPLAINED.search(text) or _UNKNOWN_VALUE.search(text)
+    line = match[1] if match else next(iter(text.splitlines()), "") or type(error).__name__
     first = re.split(r"(?<=[.`]) (?=[A-Z])", " ".join(line.split()))[0]
     return first.rstrip(".").replace(".`", "`")
 
 
 def place(error: BaseException) -> str:
     """`file.py:12`, the user's innermost line that was traced; "" where torch notes none."""
-    own = [frame for frame in _frames(error) if not frame.filename.startswith(_TORCH)]
-    return f"{Path(own[-1].filename).name}:{own[-1].lineno}" if own else ""
+    user_frames = [frame for frame in _frames(error) if not frame.filename.startswith(_TORCH)]
+    return f"{Path(user_frames[-1].filename).name}:{user_frames[-1].lineno}" if user_frames else ""
 
 
 def refused_module(module: nn.Module, error: BaseException) -> str:
     """The path of the innermost module whose forward was being traced; of modules of one class the first."""
     path, inner = "", module
     for frame in _frames(error):
-        found = next(
+        child = next(
             (name for name, part in inner.named_modules() if name and _holds(part, frame)), ""
         )
-        if found and frame.name == "forward":
-            path, inner = f"{path}.{found}".strip("."), inner.get_submodule(found)
+        if child and frame.name == "forward":
+            path, inner = f"{path}.{child}".strip("."), inner.get_submodule(child)
     return path
 
 
