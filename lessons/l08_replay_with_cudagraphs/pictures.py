@@ -11,7 +11,7 @@ from workbench.errors import WorkbenchError
 from workbench.graph.read.replay import Replay
 from workbench.notebook.draw.colors import FAINT, GREY, INK, PAPER, YELLOW
 from workbench.notebook.draw.picture import Picture, Table, finish, new_figure, shortened
-from workbench.passes.cudagraph import Replayed
+from workbench.passes.cudagraph import CUDAGraphRunner
 from workbench.pipeline.run_passes import PassRecord
 from workbench.recipe.wording import few
 
@@ -110,7 +110,7 @@ def replay(record: PassRecord) -> Table:
 
 def recorded(record: PassRecord) -> list[Replay]:
     """The CUDA graphs of a pass's record. Raises WorkbenchError for the record of another pass."""
-    made: list[Any] = [body for body in record.after if isinstance(body, Replayed)]
+    made: list[Any] = [body for body in record.after if isinstance(body, CUDAGraphRunner)]
     if not made:
         raise WorkbenchError(
             f"pass {record.name!r} records no CUDA graph: give the record of cudagraph"

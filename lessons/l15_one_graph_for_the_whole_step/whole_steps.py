@@ -21,7 +21,7 @@ from workbench.graph.read.nodes import lists_of_update, updates_of
 from workbench.graph.read.program import program
 from workbench.lab.traces.trace_file import TracedStep
 from workbench.lab.whole_step.join import StepGraph
-from workbench.notebook.lessons.grading import by_cases, told
+from workbench.notebook.lessons.grading import by_cases, by_slips
 from workbench.pipeline.gpu_communication import union
 from workbench.recipe.files import json_lines
 from workbench.tools.compatibility import results_dir
@@ -190,7 +190,7 @@ def even_size(size: int, tail: Tail) -> float:
 def counts_inputs(answer: Any, *, of: StepGraph) -> tuple[float, str]:
     """Grades a number of inputs of a joined graph."""
     truth, trained = len(of.graph.graph.find_nodes(op="placeholder")), len(of.trained)
-    return told(answer, truth, {
+    return by_slips(answer, truth, {
         "too low: one state for each parameter": truth - trained,
         "too high: a step count for each parameter": truth + trained - 1})
 
@@ -199,14 +199,14 @@ def saves_bytes(answer: Any, *, without: StepGraph, fused: StepGraph) -> tuple[f
     """Grades a number of bytes by the traffic of two joined graphs."""
     moved = [sum(map(sum, traffic(joined).values())) for joined in (without, fused)]
     saved = moved[0] - moved[1]
-    return told(answer, saved, {
+    return by_slips(answer, saved, {
         "too low: elements, not bytes": saved / 4, "too high: a write of each gradient is left": 2 * saved})
 
 
 def tips_at(answer: Any, *, size: int, tail: Tail) -> tuple[float, str]:
     """Grades a number of elements by `even_size`."""
     truth = even_size(size, tail)
-    return told(answer, truth, {
+    return by_slips(answer, truth, {
         "a share of the traced model, not a number of elements": truth / size,
         "too high: the ratio of the two times is the other way round": size * size / truth}, partial(near, within=0.02))
 

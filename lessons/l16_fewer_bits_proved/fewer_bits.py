@@ -20,7 +20,7 @@ from workbench.graph.partition import partition
 from workbench.graph.read.collectives import list_collectives
 from workbench.graph.read.memory import roots
 from workbench.graph.read.nodes import provenance
-from workbench.notebook.lessons.grading import by_cases, exact, told
+from workbench.notebook.lessons.grading import by_cases, by_slips, exact
 from workbench.pipeline.proofs.numerics_proof import real_inputs, revealing
 from workbench.pipeline.run_passes import run_joint
 from workbench.recipe.recipe import Recipe
@@ -199,7 +199,7 @@ def sums_over(answer: Any) -> tuple[float, str]:
 def counts_casts(answer: Any, *, of: GraphModule) -> tuple[float, str]:
     """Grades a number of casts by those of a graph; names two wrong ways to count."""
     products = of.graph.find_nodes(op="call_function", target=torch.ops.aten._scaled_mm.default)
-    return told(answer, casts(of), {
+    return by_slips(answer, casts(of), {
         "too high: no cast is shared": 2 * len(products), "too low: one cast for each tensor": _tensors_cast(of)})
 
 
@@ -216,6 +216,6 @@ def counts_bytes(answer: Any, *, of: PassRecord) -> tuple[float, str]:
     before, after = (list_collectives(graphs[0]) for graphs in (of.before, of.after))
     truth = sum(c.payload for c in before) - sum(c.payload for c in after)
     added = sum(c.payload for c in after if c.reduce_op == "max")
-    return told(answer, truth, {
+    return by_slips(answer, truth, {
         "the scales travel, too": truth + added, "the scales are no saving": truth + 2 * added,
         "one scale for all weights": truth + added - 4} if added else {})

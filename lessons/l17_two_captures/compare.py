@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from workbench.checks.collectives import gathered
+from workbench.checks.collectives import all_gather_object
 from workbench.checks.numerics import compare, verdict
 from workbench.checks.verdicts import Outcome, Verdict, worst
 from workbench.errors import WorkbenchError
@@ -123,7 +123,7 @@ def _compared(recipe: Recipe, made: dict[str, _Trained]) -> Verdict:
         why = "a capture refuses the recipe" if not made else "a fake world has no values: run on real ranks"
         return Verdict("numerics", Outcome.UNKNOWN, why)
     joint, traced = (made[name].values for name in CAPTURES)
-    ranks = gathered(compare(list(joint.values()), list(traced.values()), _BITWISE, names=list(joint)))
+    ranks = all_gather_object(compare(list(joint.values()), list(traced.values()), _BITWISE, names=list(joint)))
     found, inexact = verdict(ranks), _inexact(recipe.pass_names)
     where = f"after {counted(recipe.training.steps, 'step')} on {counted(len(ranks), 'rank')}"
     eager = {v.outcome for trained in made.values() for v in trained.verdicts if v.check == "numerics"}

@@ -3,7 +3,7 @@ import torch
 import torch.distributed as dist
 from graphs_by_hand import C10D, group_name, trace
 
-from workbench.checks.collectives import gathered
+from workbench.checks.collectives import all_gather_object
 from workbench.checks.numerics import compare, verdict
 from workbench.checks.record import PassRecord
 from workbench.checks.verdicts import Outcome
@@ -21,7 +21,7 @@ LOSSY = PassContract("c", Stage.JOINT, Numerics.LOSSY, "rounding", tolerance=1e-
 
 
 def compare_outputs(before, after, contract, **keywords):
-    return verdict(gathered(compare(before, after, contract, **keywords)))
+    return verdict(all_gather_object(compare(before, after, contract, **keywords)))
 
 
 def outcome(before, after, contract, **keywords):

@@ -22,7 +22,7 @@ from workbench.passes import registry
 from workbench.passes.activation_checkpointing import checkpoint_rule
 from workbench.pipeline.run_passes import JOINT, choose, run_joint, saved_bytes
 from workbench.recipe.sections import PassSpec
-from workbench.torch_api.ops import draws
+from workbench.torch_api.ops import is_random
 
 pytestmark = pytest.mark.integration
 NAME = "memory_budget"
@@ -107,10 +107,10 @@ def test_random_numbers_are_saved_and_would_not_be_without_a_tag(fake4, monkeypa
             return x.sum()
 
     if not tagged:
-        monkeypatch.setattr(plans, "draws", lambda node: False)
+        monkeypatch.setattr(plans, "is_random", lambda node: False)
     joint = capture(author_module(Dropped(), fake4, None, batch=lambda: (torch.empty(64, 8),)))
     _, pair = through(joint, spec(fraction=0.7))
-    assert bool([node for node in pair.backward.graph.nodes if draws(node)]) is not tagged
+    assert bool([node for node in pair.backward.graph.nodes if is_random(node)]) is not tagged
 
 
 @pytest.mark.parametrize("mesh", [pytest.param({"dp_shard": 2}, id="dp_shard 2"),

@@ -16,7 +16,7 @@ from workbench.graph.callables import Body
 from workbench.graph.facts import StepFacts
 from workbench.graph.read.kernels import Kernel, Kernels
 from workbench.graph.read.replay import Replay, ReplayInput
-from workbench.passes.cudagraph import Replayed
+from workbench.passes.cudagraph import CUDAGraphRunner
 from workbench.passes.registry import find_pass
 from workbench.pipeline.expert_load import ExpertLoad
 from workbench.pipeline.run_passes import PassRecord
@@ -53,7 +53,7 @@ def record(*after, name="cudagraph"):
     return PassRecord(find_pass(name), None, (Body(print, graph, StepFacts()),) * len(after), after, 0, 0)
 
 
-class Recorded(Replayed):
+class Recorded(CUDAGraphRunner):
     """A CUDA graph that reads a parameter at an address, and a copy."""
 
     def __init__(self, address):

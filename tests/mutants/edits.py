@@ -14,7 +14,7 @@ from torch.fx import GraphModule, Node
 from workbench.graph.read.collectives import waits_of
 from workbench.torch_api.distributed.fake import without_log
 from workbench.torch_api.ops import OPERATORS as TORCH_OPERATORS
-from workbench.torch_api.ops import collective_kind, draws, is_wait, op_name, writes
+from workbench.torch_api.ops import collective_kind, is_random, is_wait, op_name, writes
 
 ATEN = torch.ops.aten
 Edit = Callable[[GraphModule, Random], Sequence[Node | str] | None]
@@ -89,7 +89,7 @@ def starts(gm: GraphModule) -> list[Node]:
 def pure(node: Node) -> bool:
     """Whether the node only computes: no collective or wait, nothing drawn, nothing written."""
     return (isinstance(node.target, TORCH_OPERATORS) and not is_start(node) and not is_wait(node.target)
-            and not draws(node) and not writes(node.target))
+            and not is_random(node) and not writes(node.target))
 
 
 def values(gm: GraphModule) -> list[Node]:

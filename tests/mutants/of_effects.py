@@ -7,10 +7,10 @@ from random import Random
 from mutants.edits import ATEN, calls, face, first, floating, insert, mutation, pure, reread
 from torch.fx import GraphModule, Node
 
-from workbench.torch_api.ops import draws, op_name, written_inputs
+from workbench.torch_api.ops import is_random, op_name, written_inputs
 
 
-@mutation("random numbers", lambda gm: [n for n in calls(gm) if draws(n)])
+@mutation("random numbers", lambda gm: [n for n in calls(gm) if is_random(n)])
 def redraw(gm: GraphModule, rng: Random, node: Node):
     """A value that was drawn is drawn again for its last reader, as in a recomputation with another random state."""
     users = [u for u in node.users if u.op == "call_function"]
@@ -34,7 +34,7 @@ def draw_another(gm: GraphModule, rng: Random, node: Node):
 def swap_draws(gm: GraphModule, rng: Random):
     """Readers of one drawn mask read that of another draw of the same shape."""
     order = {n: i for i, n in enumerate(gm.graph.nodes)}
-    masks = [u for n in calls(gm) if draws(n) for u in n.users if op_name(u.target) == "operator.getitem"]
+    masks = [u for n in calls(gm) if is_random(n) for u in n.users if op_name(u.target) == "operator.getitem"]
 
     def use(node: Node):
         twins = [(m, u) for m in masks for u in node.users
@@ -54,7 +54,7 @@ def draw_uselessly(gm: GraphModule, rng: Random):
     return first(rng, sites, lambda node: [node, insert(gm, node, ATEN.rand_like.default, node)])
 
 
-@mutation("random numbers", lambda gm: [u for n in calls(gm) if draws(n) for u in (n, *n.users) if
+@mutation("random numbers", lambda gm: [u for n in calls(gm) if is_random(n) for u in (n, *n.users) if
           face(u) and u.users])
 def draw_constant(gm: GraphModule, rng: Random, node: Node):
     """A drawn value is replaced by a constant."""

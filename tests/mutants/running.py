@@ -16,7 +16,7 @@ from mutants.subjects import Subject, subject
 from torch.fx import GraphModule
 
 from workbench.checks import collectives
-from workbench.checks.collectives import gathered
+from workbench.checks.collectives import all_gather_object
 from workbench.checks.numerics import verdict
 from workbench.checks.record import PassRecord
 from workbench.checks.verdicts import Outcome, Verdict
@@ -182,7 +182,7 @@ def _compared(whole: Subject, record: PassRecord, inputs: list[Any], tangents: l
         mine = compare_graphs(record, inputs, tangents, whole.size)
     except Exception as raised:
         error = f"its graph raises {type(raised).__name__}: {first_line(raised)}"
-    ranks = gathered((mine, error))
+    ranks = all_gather_object((mine, error))
     for rank, (_, text) in enumerate(ranks):
         if text:
             return {"outcome": "RAISED", "message": f"rank {rank}: {text}"}

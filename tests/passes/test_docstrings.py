@@ -19,7 +19,7 @@ from workbench import author_module, capture, fake_world, partition, region, run
 from workbench.authoring.plans import ParallelPlan
 from workbench.graph.read.kernels import find_kernels
 from workbench.graph.read.program import program
-from workbench.passes.cudagraph import Replayed
+from workbench.passes.cudagraph import CUDAGraphRunner
 from workbench.recipe.contracts import Stage, package_contracts
 from workbench.recipe.sections import PassSpec
 
@@ -87,7 +87,7 @@ def shown(result: Any, graph: GraphModule) -> list[str]:
     """A graph as a program; of a callable that Inductor made of it the kernels, and of a recorded one a summary."""
     if isinstance(result, GraphModule):
         return program(result).splitlines()
-    if isinstance(result, Replayed):
+    if isinstance(result, CUDAGraphRunner):
         return [result.facts.summary()]
     kernels = find_kernels(result, graph)
     assert kernels is not None

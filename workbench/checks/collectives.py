@@ -21,7 +21,7 @@ Entry = tuple[str, str, str, tuple[int, ...], str, int]
 Moved = Counter[tuple[str, str, str]]
 
 
-def gathered(value: Any) -> list[Any]:
+def all_gather_object(value: Any) -> list[Any]:
     """The value of every rank, in rank order; this process's alone without other ranks. Every rank must call it."""
     if world_kind() in (None, "fake"):
         return [value]
@@ -161,7 +161,7 @@ def exchange(graphs: Iterable[GraphModule]) -> Verdict:
     if kind is None or kind == "fake" or dist.get_world_size() == 1:
         alone = {None: "one process", "fake": "a fake world"}.get(kind, "one rank")
         return Verdict("collectives", Outcome.UNKNOWN, f"{alone} has no other rank to compare the order with")
-    lists = gathered(schedule(graphs))
+    lists = all_gather_object(schedule(graphs))
     odd = difference(lists)
     if odd is not None:
         rank, index, sentence = odd

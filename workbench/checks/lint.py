@@ -14,7 +14,7 @@ from workbench.graph.read.collectives import readers_of
 from workbench.graph.read.memory import item_roots, roots
 from workbench.recipe.wording import differing, first_line
 from workbench.torch_api import aot
-from workbench.torch_api.ops import aliased_inputs, calls_of, host_copy, sends, waits, writes, written_inputs
+from workbench.torch_api.ops import aliased_inputs, calls_of, host_copy, is_async_launch, waits, writes, written_inputs
 
 MALFORMED = "the graph is malformed"
 NODE_KINDS = ("placeholder", "get_attr", "call_function", "output")
@@ -69,7 +69,7 @@ def unwaited(gm: torch.fx.GraphModule) -> list[str]:
     """One sentence for each collective or host copy that is read without a wait, or whose memory is used before it."""
     problems = []
     ends: dict[torch.fx.Node, list[torch.fx.Node]] = {}
-    for start in calls_of(gm.graph, sends):
+    for start in calls_of(gm.graph, is_async_launch):
         readers = readers_of(start)
         ends_it = [node for node in readers if node.op == "call_function" and waits(node.target)]
         early = [node for node in readers if node not in ends_it]

@@ -13,9 +13,9 @@ from workbench.graph.read.memory import roots
 from workbench.graph.read.nodes import output_values, placed
 from workbench.torch_api.ops import (
     calls_of,
-    draws,
     host_copy,
-    may_draw,
+    is_random,
+    may_be_random,
     on_host,
     op_name,
     waits,
@@ -88,4 +88,5 @@ def snapshot(gm: torch.fx.GraphModule) -> Snapshot:
     outputs = tuple((str(v), _face(v) if isinstance(v, torch.fx.Node) else placed(v))
                     for v in output_values(gm))
     return Snapshot(placeholders, outputs, tuple(list_collectives(gm)), unused, visible_effects(gm),
-                    tuple(node.name for node in calls_of(gm.graph, may_draw) if draws(node)))
+                    tuple(node.name for node in calls_of(gm.graph, may_be_random)
+                          if is_random(node)))

@@ -31,10 +31,10 @@ from workbench.torch_api.determinism import deterministic
 from workbench.torch_api.ops import (
     calls_of,
     collective_kind,
-    draws,
+    is_random,
     is_wait,
     keep_expected_sizes,
-    may_draw,
+    may_be_random,
     reads_shape,
 )
 
@@ -216,8 +216,8 @@ def settle(graph: GraphModule) -> None:
 
 def _save_draws(graph: GraphModule) -> None:
     """The backward recomputes no draw: torch's partitioner would save the generator's state in its place."""
-    for node in calls_of(graph.graph, may_draw):
-        if draws(node):
+    for node in calls_of(graph.graph, may_be_random):
+        if is_random(node):
             for result in (node, *(user for user in node.users if user.target is operator.getitem)):
                 if "recompute" in result.meta:
                     result.meta["recompute"] = CheckpointPolicy.MUST_SAVE

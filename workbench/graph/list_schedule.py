@@ -10,7 +10,7 @@ from torch.fx import GraphModule, Node
 
 from workbench.graph.read.fused_cost import fusion_groups, with_views
 from workbench.graph.read.timeline import Clock, Costs
-from workbench.torch_api.ops import aliased_inputs, draws, written_inputs
+from workbench.torch_api.ops import aliased_inputs, is_random, written_inputs
 
 
 def constraints(gm: GraphModule) -> dict[Node, set[Node]]:
@@ -38,7 +38,7 @@ def constraints(gm: GraphModule) -> dict[Node, set[Node]]:
                 writer[root] = node
             else:
                 readers.setdefault(root, set()).add(node)
-        if draws(node):
+        if is_random(node):
             needed |= {last_random} if last_random is not None else set()
             last_random = node
         needs[node] = needed - {node}

@@ -25,7 +25,7 @@ from workbench.notebook.moments.page import PageScript
 from workbench.notebook.views import GraphView, KernelView, MemoryView, PassStepper, TimelineView
 from workbench.notebook.views.controls import Controlled
 from workbench.notebook.views.placement import Placed, words
-from workbench.passes.cudagraph import Replayed
+from workbench.passes.cudagraph import CUDAGraphRunner
 from workbench.pipeline.build import Built
 from workbench.pipeline.expert_load import ExpertLoad
 from workbench.pipeline.report import Report
@@ -136,7 +136,11 @@ def _built(built: Built, view: str) -> list[Any]:
 def _record(record: PassRecord) -> list[Any]:
     """A pass that returns no graph shows its kernels, or what its CUDA graphs read."""
     if record.stage is Stage.REPLAY:
-        lines = [(body.facts.summary(),) for body in record.after if isinstance(body, Replayed)]
+        lines = [
+            (body.facts.summary(),)
+            for body in record.after
+            if isinstance(body, CUDAGraphRunner)
+        ]
         return [draw.table(record.name, ("CUDA graphs",), lines)] if lines else []
     if record.stage is Stage.LOWERING:
         kernels = kernels_of(record.before, record.after)

@@ -34,7 +34,7 @@ from workbench.graph.read.nodes import is_backward, layer_of
 from workbench.passes.effect import Effect
 from workbench.passes.registry import Graphs, register_pass
 from workbench.recipe.contracts import Options
-from workbench.torch_api.ops import draws, short_name
+from workbench.torch_api.ops import is_random, short_name
 
 
 class CheckpointOptions(Options):
@@ -130,7 +130,7 @@ def _forward_nodes(gm: GraphModule) -> Iterator[tuple[Node, int]]:
 def _tag(node: Node, layer: int, save: bool) -> None:
     # a second draw would give other numbers; each result of an operator with several is an item of it
     producers = node.all_input_nodes if short_name(node) == "getitem" else []
-    save = save or any(map(draws, [node, *producers]))
+    save = save or any(map(is_random, [node, *producers]))
     node.meta["recompute"] = (
         CheckpointPolicy.MUST_SAVE if save else CheckpointPolicy.PREFER_RECOMPUTE
     )

@@ -28,10 +28,10 @@ from workbench.passes.registry import register_pass
 from workbench.recipe.contracts import Options
 from workbench.torch_api import aot, cuda_graphs
 from workbench.torch_api.distributed.nccl import refuse_registered_buffers
-from workbench.torch_api.ops import draws, hint, tensor_bytes
+from workbench.torch_api.ops import hint, is_random, tensor_bytes
 
 
-class Replayed:
+class CUDAGraphRunner:
     """A body that is recorded after its first calls, and replayed from then on. Boxed.
 
     Results (the loss) are copies. Saved tensors and gradients lie in the graphs' own memory and are overwritten by the
@@ -42,7 +42,7 @@ class Replayed:
 
     def __init__(self, body: Body, recorder: cuda_graphs.Recorder, *, warmup: int, debug: bool):
         self.body, self.graph = body, body.graph
-        self.other: Replayed | None = None  # the other direction, which records into the same pool
+        self.other: CUDAGraphRunner | None = None  # the other direction, in the same pool
         self.recorder: cuda_graphs.Recorder | None = recorder
         self.warmup, self.debug = warmup, debug
         self.names = [node.name for node in body.inputs]
@@ -55,7 +55,7 @@ class Replayed:
         self._addresses: list[int] = []
         self._outputs: list[Any] = []
         # what the recording made, how many hold it, and what to say if more do
-        self._held: list[tuple[torch.Tensor, int, str]] = []
+        self._watched: list[tuple[torch.Tensor, int, str]] = []
 
     @property
     def where(self) -> str:
@@ -89,7 +89,7 @@ class Replayed:
         assert self._replay is not None
         self._replay()
         self.replays += 1
-        return [self._given(i, value) for i, value in enumerate(self._outputs)]
+        return [self._output(i, value) for i, value in enumerate(self._outputs)]
 
     def _record(self, args: Sequence[Any]) -> None:
         assert self.recorder is not None
@@ -97,7 +97,7 @@ class Replayed:
                         for value, fixed in zip(args, self.fixed, strict=True)]
         self._addresses = [v.data_ptr() if isinstance(v, torch.Tensor) else 0 for v in self._inputs]
         forward = self.other if self.body.backward else None
-        saved = [cuda_graphs.holders(value) for value, *_ in forward._held] if forward else []
+        saved = [cuda_graphs.holders(value) for value, *_ in forward._watched] if forward else []
         self._replay, self._outputs = self.recorder.record(self.body, self._inputs)
         self.pool_bytes = self.recorder.pool_bytes()
         inputs = {_storage(value) for value in self._inputs}
@@ -109,24 +109,24 @@ class Replayed:
             None if fixed else value for value, fixed in zip(self._inputs, self.fixed, strict=True)
         ]
         said = _GRADIENT_HELD if self.body.backward else _SAVED_HELD
-        self._held = [
+        self._watched = [
             (value, cuda_graphs.holders(value), said)
             for at, value in outputs.items()
             if at not in inputs
         ]
         for i, was in enumerate(saved):  # Inductor may write a gradient over what was saved
             assert forward is not None
-            value, count, said = forward._held[i]
+            value, count, said = forward._watched[i]
             more = cuda_graphs.holders(value) - was
-            forward._held[i] = value, count + more, _GRADIENT_HELD if more else said
+            forward._watched[i] = value, count + more, _GRADIENT_HELD if more else said
 
     def _take(self, args: Sequence[Any]) -> None:
         """Copy what moves into the memory that was recorded; refuse what the recording does not hold for."""
         # in the memory of one pool
-        gradients = self.other._held if self.other and not self.body.backward else []
+        gradients = self.other._watched if self.other and not self.body.backward else []
         overwritten = {
             said
-            for value, count, said in [*self._held, *gradients]
+            for value, count, said in [*self._watched, *gradients]
             if cuda_graphs.holders(value) > count
         }
         for said in (_SAVED_HELD, _GRADIENT_HELD):
@@ -151,7 +151,7 @@ class Replayed:
                 )
             ours.copy_(arg)
 
-    def _given(self, index: int, value: Any) -> Any:
+    def _output(self, index: int, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
         return value.clone() if index < self.results else value.detach()
@@ -166,7 +166,8 @@ class Replayed:
 
     def close(self) -> None:
         """Free the recording; may be called twice."""
-        self._replay, self._inputs, self._outputs, self._held, self.other = None, [], [], [], None
+        self._replay, self.other = None, None
+        self._inputs, self._outputs, self._watched = [], [], []
         if self.recorder is not None:
             self.recorder.close()
         self.recorder = None
@@ -217,10 +218,14 @@ def replayed(before: Sequence[Body], after: Sequence[Any], options: CudagraphOpt
     options=CudagraphOptions, needs={"cuda", "static_shapes"}, effect=replayed,
     source="torch.cuda.CUDAGraph",
 )
-def cudagraph(body: Body, example_inputs: list[Any], *, options: CudagraphOptions) -> Replayed:
+def cudagraph(
+    body: Body, example_inputs: list[Any], *, options: CudagraphOptions
+) -> CUDAGraphRunner:
     """Wrap one direction of the step. Raises WorkbenchError for random numbers, and registered buffers."""
     drawn = [
-        node.name for node in body.graph.graph.nodes if node.op == "call_function" and draws(node)
+        node.name
+        for node in body.graph.graph.nodes
+        if node.op == "call_function" and is_random(node)
     ]
     if drawn:
         raise WorkbenchError(
@@ -230,9 +235,9 @@ def cudagraph(body: Body, example_inputs: list[Any], *, options: CudagraphOption
     refuse_registered_buffers()
     step = body.step
     step.recorder = step.recorder or cuda_graphs.Recorder()
-    replayed = Replayed(body, step.recorder, warmup=options.warmup, debug=options.debug)
+    runner = CUDAGraphRunner(body, step.recorder, warmup=options.warmup, debug=options.debug)
     if not body.backward:
-        step.replayed_forward = replayed
-    elif isinstance(forward := step.replayed_forward, Replayed):
-        forward.other, replayed.other, step.replayed_forward = replayed, forward, None
-    return replayed
+        step.replayed_forward = runner
+    elif isinstance(forward := step.replayed_forward, CUDAGraphRunner):
+        forward.other, runner.other, step.replayed_forward = runner, forward, None
+    return runner

@@ -34,7 +34,7 @@ from workbench.recipe.contracts import Options
 from workbench.torch_api import aot
 from workbench.torch_api import tree as pytree
 from workbench.torch_api.inductor import lowering
-from workbench.torch_api.ops import draws, is_symbolic, op_name
+from workbench.torch_api.ops import is_random, is_symbolic, op_name
 
 _OWN = ("val", "tensor_meta", "desc")  # belongs to one node and is never handed to its replacements
 
@@ -180,7 +180,7 @@ def inductor_decomposition(
     table = lowering.decomposition_table()
     for node in gm.graph.nodes:
         listed = node.target in table or options.at_capture
-        if node.op == "call_function" and listed and draws(node):
+        if node.op == "call_function" and listed and is_random(node):
             raise WorkbenchError(
                 f"inductor_decomposition: node {node.name!r} ({node.target}) draws random numbers, and its replacement"
                 " would draw others: remove it from the model, or remove the pass"

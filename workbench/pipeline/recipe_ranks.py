@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeGuard, TypeVar
 
 import torch.distributed as dist
 
-from workbench.checks.collectives import gathered
+from workbench.checks.collectives import all_gather_object
 from workbench.errors import WorkbenchError
 from workbench.pipeline.build import check_buildable
 from workbench.pipeline.progress import Post, Progress, Teller, telling
@@ -57,7 +57,7 @@ def on_ranks(
             joined(recipe, world, timeout=timeout) as joined_world,
             telling(joined_world.rank == 0 and progress) as tell,
         ):
-            return gathered(function(recipe, *args, Post(tell.hear, steps)))
+            return all_gather_object(function(recipe, *args, Post(tell.hear, steps)))
     pools: AbstractContextManager[RankPool]
     with telling(progress) as tell:
         tell(f"start {counted(recipe.mesh.world_size, 'rank')}")

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from workbench.checks.collectives import gathered
+from workbench.checks.collectives import all_gather_object
 from workbench.checks.order import times_of
 from workbench.checks.verdicts import Outcome, Verdict, worst
 from workbench.errors import WorkbenchError
@@ -107,7 +107,7 @@ def report_here(built: Built, training: Training) -> Report:
 
     Every rank calls it, once: it closes the step.
     """
-    return merged(gathered(_measured(built, recipe_of(built.authored), "light", training)))
+    return merged(all_gather_object(_measured(built, recipe_of(built.authored), "light", training)))
 
 
 def _measured(built: Built, recipe: Recipe, level: Level, training: Training | None) -> Report:
@@ -192,9 +192,9 @@ def note_kernels(built: Built, kernels: Sequence[Kernel]) -> None:
     split = built.step.split
     built.known.ran = Counter(kernel.name for kernel in kernels)
     order = split.facts.order
-    if any(gathered(order is not None and bool(order.hidden))):  # local shapes may differ
+    if any(all_gather_object(order is not None and bool(order.hidden))):  # local shapes may differ
         ran = run_of_kernels(kernels, split.by_part, f"measured on {torch.cuda.get_device_name()}")
-        times = gathered(times_of(ran))
+        times = all_gather_object(times_of(ran))
         if order is not None and order.hidden:
             built.known.profile = order, ran, times
 

@@ -94,7 +94,7 @@ def host_copy(target: Any) -> str | None:
     return name if namespace == "workbench" and name in HOST_COPIES else None
 
 
-def sends(target: Any) -> bool:
+def is_async_launch(target: Any) -> bool:
     """Whether the operator starts something that has to be waited for: a collective, or a copy to or from the host."""
     return host_copy(target) is not None or (
         collective_kind(target) is not None and not blocks(target)
@@ -189,14 +189,14 @@ def writes(target: Any) -> bool:
     return bool(_effects(target)[1])
 
 
-def may_draw(target: Any) -> bool:
+def may_be_random(target: Any) -> bool:
     """Whether the operator's result may depend on the random generator."""
     return torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
 
 
-def draws(node: torch.fx.Node) -> bool:
+def is_random(node: torch.fx.Node) -> bool:
     """Whether the node's result depends on the random generator. Attention without dropout does not."""
-    if not may_draw(node.target):
+    if not may_be_random(node.target):
         return False
     return "dropout_p" not in _arguments(node.target) or bool(argument(node, "dropout_p"))
 

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import CheckpointPolicy
 
 from workbench.torch_api.aot import LateBound, parameter_of, written_by
-from workbench.torch_api.ops import aliased_inputs, draws
+from workbench.torch_api.ops import aliased_inputs, is_random
 
 PARTITIONERS: dict[str, Callable[..., tuple[GraphModule, GraphModule]]] = {
     "min_cut": partitioners.min_cut_rematerialization_partition,
@@ -123,4 +123,4 @@ def settings(options: Mapping[str, Any] = MappingProxyType({})) -> Iterator[None
 
 def recomputes_draws(graph: GraphModule) -> bool:
     """Whether the backward recomputes an operator that draws random numbers."""
-    return any(partitioners.must_recompute(n) and draws(n) for n in graph.graph.nodes)
+    return any(partitioners.must_recompute(n) and is_random(n) for n in graph.graph.nodes)

@@ -48,7 +48,7 @@ class RankProcesses:
         )
         self.progress: Callable[[Any], None] | None = None
         self.pids: list[int] = []
-        self.registrations: dict[int, bytes] = {}  # what `registered.packed` gave when each rank last got it
+        self.registrations: dict[int, bytes] = {}  # what `packed` gave when each rank got it
         self._question, self._asides = 0, dict[int, Any]()
         self._channels: list[Connection] = []
         self._gone: set[int] = set()

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 
 from workbench.authoring.author import author
-from workbench.checks.collectives import difference, gathered, schedule
+from workbench.checks.collectives import all_gather_object, difference, schedule
 from workbench.checks.record import step_verdicts
 from workbench.checks.verdicts import Outcome, Verdict
 from workbench.errors import WorkbenchError
@@ -172,12 +172,14 @@ def _on_rank(recipe: Recipe, folder: Path, manifest: Manifest, saving: Path | No
     if world.kind != manifest.world:
         raise WorkbenchError(f"{where} is compiled for {manifest.world} ranks, and these are "
                              f"{world.kind}: start others, or compile the recipe again for these")
-    if len(set(gathered((folder / files.SUMS).read_text()))) > 1:
+    if len(set(all_gather_object((folder / files.SUMS).read_text()))) > 1:
         raise WorkbenchError(f"{where}: the ranks read different ones: copy one to all machines")
     if verify:
         post.stage("verify")
         with deterministic(recipe.training.deterministic):
-            same = gathered(digests(transform(recipe, world)[0]) == manifest.programs[number])
+            same = all_gather_object(
+                digests(transform(recipe, world)[0]) == manifest.programs[number]
+            )
         if not all(same):
             raise WorkbenchError(
                 f"{where}: rank {same.index(False)} captures other graphs here than those "

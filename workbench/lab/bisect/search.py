@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from workbench.checks import numerics
-from workbench.checks.collectives import gathered
+from workbench.checks.collectives import all_gather_object
 from workbench.checks.verdicts import Outcome
 from workbench.errors import UnusableGraph, WorkbenchError
 from workbench.graph.capture import JointGraph
@@ -150,7 +150,7 @@ def first_wrong(
     """
     unchecked: dict[str, str] = {}
     for record in records:
-        problems = gathered(_light_problem(record, expected))
+        problems = all_gather_object(_light_problem(record, expected))
         ranks = tuple(rank for rank, problem in enumerate(problems) if problem)
         unusable = any(problem.startswith("lint") for problem in problems)  # such a graph may hang when it runs
         if record.parts == ("step",):
@@ -190,7 +190,7 @@ def _first_departure(record: PassRecord, inputs: Inputs) -> Found | None:
     except Exception as error:
         raised = f"its graph raises {type(error).__name__}: {first_line(error)}"
         mine = numerics.Comparison(str(record.item.contract.numerics), None, 1, (raised,), math.inf)
-    comparisons = gathered(mine)
+    comparisons = all_gather_object(mine)
     verdict = numerics.verdict(comparisons)
     if verdict.outcome is not Outcome.FAIL:
         return None
@@ -205,9 +205,11 @@ def _first_departure(record: PassRecord, inputs: Inputs) -> Found | None:
         return numerics.bound_of(record.item.contract, numerics.coarsest([a, b, coarse]), inputs.size)
 
     node = wrong_node(whole, before, after, bound)
-    if any(gathered(after.raised is not None)) and after.raised is None:  # another rank ended the run
+    if any(all_gather_object(after.raised is not None)) and after.raised is None:  # another rank ended the run
         node = None
-    by_rank = {rank: entry for rank, entry in enumerate(gathered(node)) if entry is not None}
+    by_rank = {
+        rank: entry for rank, entry in enumerate(all_gather_object(node)) if entry is not None
+    }
     if not by_rank:
         return replace(whole, difference="the same graphs, run node by node, gave no difference")
     # a rank's error reaches other ranks through a collective alone, which comes later

@@ -22,7 +22,7 @@ from workbench.lab.memory_budget import BudgetOptions
 from workbench.recipe.wording import aligned
 from workbench.torch_api import aot, partitioning
 from workbench.torch_api.garbage import uncollected
-from workbench.torch_api.ops import draws, own_bytes, short_name
+from workbench.torch_api.ops import is_random, own_bytes, short_name
 
 Act = Literal["save", "recompute", "not needed"]
 BUDGET = "activation_memory_budget"
@@ -128,7 +128,7 @@ def make_plan(gm: GraphModule, options: BudgetOptions) -> MemoryPlan:
     """
     for node in gm.graph.nodes:
         source = node.all_input_nodes[0] if short_name(node) == "getitem" else node
-        if draws(source) and not is_backward(node):
+        if is_random(source) and not is_backward(node):
             node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
     before = torch_cut(gm, options, 1.0)
     budget = options.bytes(before.bytes)

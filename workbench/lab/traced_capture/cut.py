@@ -22,7 +22,7 @@ from workbench.graph.partition import ForwardBackward
 from workbench.graph.read.nodes import is_backward, output_values, reachable
 from workbench.torch_api import aot, partitioning
 from workbench.torch_api.garbage import uncollected
-from workbench.torch_api.ops import draws, is_wait
+from workbench.torch_api.ops import is_random, is_wait
 
 AGAIN = "recomputes"
 """In a node's metadata: the name of the forward node that it repeats."""
@@ -37,7 +37,7 @@ def recomputed(graph: GraphModule) -> set[Node]:
     """
     partitioning.save_old_values(graph)
     tagged = {n for n in graph.graph.nodes if n.op == "call_function" and not is_backward(n)
-              and n.meta.get("recompute") in _RECOMPUTE and not draws(n)}
+              and n.meta.get("recompute") in _RECOMPUTE and not is_random(n)}
     region = {n: int(n.meta.get("ac_graph_id", 0)) for n in tagged}
     again = {n for n in tagged if not any(u in tagged and region[u] > region[n] for u in n.users)}
     # a handle and a tuple are no values: they follow their readers
@@ -47,7 +47,7 @@ def recomputed(graph: GraphModule) -> set[Node]:
 def _parts(node: Node) -> bool:
     """Whether the node is the value of a collective's handle, or an item of an operator's results."""
     source = node.all_input_nodes[0] if node.all_input_nodes else node
-    if source is node or source.op != "call_function" or is_backward(source) or draws(source):
+    if source is node or source.op != "call_function" or is_backward(source) or is_random(source):
         return False
     item = node.target is operator.getitem and not isinstance(source.meta.get("val"), torch.Tensor)
     return item or is_wait(node.target)

@@ -182,7 +182,7 @@ def exact(answer: Any, *, truth: Any) -> tuple[float, str]:
     return float(score >= 1), message
 
 
-def told(answer: Any, truth: float, slips: Mapping[str, float],
+def by_slips(answer: Any, truth: float, slips: Mapping[str, float],
          grade: Callable[..., tuple[float, str]] = exact) -> tuple[float, str]:
     """Grades a number. slips: known wrong numbers by the message that names the mistake."""
     score, message = grade(answer, truth=truth)

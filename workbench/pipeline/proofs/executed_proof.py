@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from workbench.checks.collectives import gathered
+from workbench.checks.collectives import all_gather_object
 from workbench.checks.verdicts import Outcome
 from workbench.graph.facts import Known
 from workbench.pipeline.step_profile import profiled
@@ -24,7 +24,7 @@ def note_executed(known: Known, step: Callable[[], Any]) -> None:
         record.verdict("effect") for record in known.records if record.item.executed is not None
     ]
     asked = any(effect is not None and effect.outcome is Outcome.PASS for effect in effects)
-    if any(gathered(asked)):  # local shapes may differ, and a step has collectives
+    if any(all_gather_object(asked)):  # local shapes may differ, and a step has collectives
         on_gpu = torch.cuda.is_available()
         known.ran = (
             Counter(kernel.name for kernel in profiled(step)[0]) if on_gpu else operators_run(step)

@@ -13,7 +13,7 @@ from torch.fx import GraphModule
 
 from workbench.authoring.authored import Authored
 from workbench.checks import numerics
-from workbench.checks.collectives import gathered
+from workbench.checks.collectives import all_gather_object
 from workbench.checks.numerics import Comparison, copies
 from workbench.checks.record import check_eager
 from workbench.checks.verdicts import Verdict
@@ -261,14 +261,14 @@ def prove_numerics(
             for record in records:
                 if not record.at_capture:
                     mine = compare_graphs(record, *inputs[record.parts], size)
-                    record.compared = gathered(mine)
+                    record.compared = all_gather_object(mine)
             if step.optimizer is not None:
                 eager, compiled = optimizer_steps(step, batch)
         if step.optimizer is None:
             second = authored.example_batch() if recipe is None else Batches(authored).first()
             with torch.enable_grad():
                 eager, compiled = two_steps(step, [batch, second])
-    known.compared = gathered(_against_eager(eager, compiled, records, size))
+    known.compared = all_gather_object(_against_eager(eager, compiled, records, size))
     for record in records:  # which may be of another fork of the run
         record.known.compared = known.compared
     outside = tuple(

@@ -18,11 +18,11 @@ from unittest.mock import patch
 from torch.fx import GraphModule, Node
 
 from workbench.torch_api.inductor.saved_values import computed_by
-from workbench.torch_api.ops import collective_kind, sends, waits
+from workbench.torch_api.ops import collective_kind, is_async_launch, waits
 
 GENERATED = ("triton", "cpp")
 KINDS = (*GENERATED, "extern", "collective", "wait", "other")
-_MARKS: dict[str, Callable[[Any], Any]] = {"collective": sends, "wait": waits}
+_MARKS: dict[str, Callable[[Any], Any]] = {"collective": is_async_launch, "wait": waits}
 _WRITE_CALL = "set_kernel_post_grad_provenance_tracing"
 _KEPT = "_workbench_kernels"
 """Attribute of Inductor's results. Plain data, since Inductor's cache stores it with the code that it describes."""
@@ -170,7 +170,7 @@ def _kind(kernel: Any) -> str:
     operator = getattr(kernel, "op_overload", None)
     if waits(operator):
         return "wait"
-    return "collective" if collective_kind(operator) or sends(operator) else "extern"
+    return "collective" if collective_kind(operator) or is_async_launch(operator) else "extern"
 
 
 @contextmanager
