@@ -101,17 +101,17 @@ def _races(gm: torch.fx.GraphModule, ends: dict[torch.fx.Node, list[torch.fx.Nod
     for node in gm.graph.nodes:
         for start in ends.get(node, ()):
             for read in start.all_input_nodes:
-                busy[owner[read]] = [each for each in busy[owner[read]] if each[0] is not start]
+                busy[owner[read]] = [entry for entry in busy[owner[read]] if entry[0] is not start]
         if any(busy.get(owner[n]) for n in node.all_input_nodes) and not _views(node):
             written = written_inputs(node)
             for touched in node.all_input_nodes:
                 for start, memory, filled in busy.get(owner[touched], ()):
                     if (filled or touched in written) and _overlap(touched, memory):
                         how = "written" if touched in written else "read"
-                        what = "output" if filled else "input"
+                        side = "output" if filled else "input"
                         problems.setdefault(
                             start,
-                            f"the {what} of {_called(start)} is {how} by {node.name} "
+                            f"the {side} of {_called(start)} is {how} by {node.name} "
                             "without a wait",
                         )
         if node in pending:
@@ -193,10 +193,10 @@ def problems_of(before: torch.fx.GraphModule, after: object) -> tuple[list[str],
             how = "dropped" if len(was) > len(now) else "added"
             problems.append(f"the effect '{name}' was {how}{differing(was, now)}")
     # fewer draws may be inside a compiled region
-    for what, was, now in (("unread wait", old.unused_waits, new.unused_waits),
+    for kind, was, now in (("unread wait", old.unused_waits, new.unused_waits),
                            ("draw of random numbers", old.draws, new.draws)):
         if len(now) > len(was):
-            problems.append(f"{len(now) - len(was)} {what} more than before{differing(was, now)}")
+            problems.append(f"{len(now) - len(was)} {kind} more than before{differing(was, now)}")
     if not unusable and not problems:
         problems = _lost_metadata(before, after)
     return unusable, problems

@@ -87,8 +87,8 @@ def copies(values: Sequence[Any]) -> list[Any]:
 
 def coarsest(values: Sequence[Any]) -> torch.dtype:
     """The floating dtype with the largest eps among the tensors; float32 if there is none."""
-    found = {v.dtype for v in values if isinstance(v, torch.Tensor) and v.is_floating_point()}
-    return max(found, key=lambda d: torch.finfo(d).eps, default=torch.float32)
+    dtypes = {v.dtype for v in values if isinstance(v, torch.Tensor) and v.is_floating_point()}
+    return max(dtypes, key=lambda d: torch.finfo(d).eps, default=torch.float32)
 
 
 def bound_of(contract: PassContract, dtype: torch.dtype, group_size: int) -> float | None:

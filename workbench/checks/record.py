@@ -61,7 +61,7 @@ class PassRecord:
     @property
     def has_graphs(self) -> bool:
         """Whether the pass made graphs, and not compiled callables or replayed ones."""
-        return all(isinstance(made, GraphModule) for made in self.after)
+        return all(isinstance(output, GraphModule) for output in self.after)
 
     @property
     def at_capture(self) -> bool:
@@ -73,8 +73,8 @@ class PassRecord:
     @uncollected()
     def verdicts(self) -> list[Verdict]:
         """The verdict of each check that has one, by what is known now."""
-        found = [check(self, self.known) for check in PASS_CHECKS]
-        return [verdict for verdict in found if verdict is not None]
+        verdicts = [check(self, self.known) for check in PASS_CHECKS]
+        return [verdict for verdict in verdicts if verdict is not None]
 
     @property
     def outcome(self) -> Outcome:
@@ -87,14 +87,16 @@ class PassRecord:
     @property
     def malformed(self) -> bool:
         """Whether no other check can read the graphs that the pass made."""
-        found = check_lint(self, self.known)
-        return found is not None and bool(found.evidence.get("malformed"))
+        verdict = check_lint(self, self.known)
+        return verdict is not None and bool(verdict.evidence.get("malformed"))
 
     @property
     def broken(self) -> UnusableGraph | None:
         """The error for a later stage that is given the graphs of this record; None where it can take them."""
-        found = check_lint(self, self.known)
-        return UnusableGraph(self.name, found.message) if found and found.evidence.get("unusable") else None
+        verdict = check_lint(self, self.known)
+        if verdict and verdict.evidence.get("unusable"):
+            return UnusableGraph(self.name, verdict.message)
+        return None
 
     @property
     def memory(self) -> tuple[dict[str, int], dict[str, int]] | None:
@@ -126,11 +128,13 @@ class PassRecord:
 
     def tagged(self) -> list[dict[str, str]]:
         """For each graph: the nodes whose recomputation tag the pass changed, with the new tag."""
-        found = []
+        tags = []
         for graphs in zip(self.before, self.after, strict=False):
             before, after = map(_tags, graphs)
-            found.append({name: tag for name, tag in after.items() if before.get(name, "none") != tag})
-        return found
+            tags.append({
+                name: tag for name, tag in after.items() if before.get(name, "none") != tag
+            })
+        return tags
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -166,19 +170,19 @@ def check_effect(record: PassRecord, known: Known) -> Verdict:
     graphs = item, record.before, record.after, record.options
     # a body counts its replays, so that its effect is another after each step
     changes = record.stage is Stage.REPLAY
-    found = effect.of_graphs(*graphs) if changes else record.reading(effect.of_graphs, *graphs)
-    if found.happened and item.partition_effect is not None:
+    result = effect.of_graphs(*graphs) if changes else record.reading(effect.of_graphs, *graphs)
+    if result.happened and item.partition_effect is not None:
         if known.partitioned is None:
-            return Verdict("effect", Outcome.UNKNOWN, TAGS, found.evidence)
+            return Verdict("effect", Outcome.UNKNOWN, TAGS, result.evidence)
         tags = record.reading(item.partition_effect, known.partitioned, record.options)
-        found = replace(tags, evidence=found.evidence | tags.evidence)
-    if found.happened and item.executed is not None and known.ran is not None:
-        ran = item.executed(found.evidence, known.ran)
-        reason = "; ".join(filter(None, (ran.reason, found.reason if ran.happened else "")))
-        found = replace(ran, reason=reason, evidence=found.evidence | ran.evidence)
-    if found.happened and (lost := _lost_order(record, known)):
-        found = Effect(False, lost, found.evidence)
-    return effect.verdict(found)
+        result = replace(tags, evidence=result.evidence | tags.evidence)
+    if result.happened and item.executed is not None and known.ran is not None:
+        ran = item.executed(result.evidence, known.ran)
+        reason = "; ".join(filter(None, (ran.reason, result.reason if ran.happened else "")))
+        result = replace(ran, reason=reason, evidence=result.evidence | ran.evidence)
+    if result.happened and (lost := _lost_order(record, known)):
+        result = Effect(False, lost, result.evidence)
+    return effect.verdict(result)
 
 
 def _lost_order(record: PassRecord, known: Known) -> str:
@@ -186,9 +190,9 @@ def _lost_order(record: PassRecord, known: Known) -> str:
     if record.chosen is None:
         return ""
     for later in _behind(record, known):
-        found = check_order(later, known)
-        if found is not None and found.outcome is Outcome.FAIL and found.evidence["chosen_by"] == record.name:
-            return f"{later.name} lost the order that it chose: {found.message}"
+        kept = check_order(later, known)
+        if kept is not None and kept.outcome is Outcome.FAIL and kept.evidence["chosen_by"] == record.name:
+            return f"{later.name} lost the order that it chose: {kept.message}"
     for profile in check_profile(known):
         if profile.outcome is Outcome.FAIL and profile.evidence["chosen_by"] == record.name:
             return f"the GPU did not run the order that it chose: {profile.message}"
@@ -244,16 +248,16 @@ PASS_CHECKS: tuple[Callable[[PassRecord, Known], Verdict | None], ...] = (
 
 def check_eager(known: Known) -> list[Verdict]:
     """The whole list of passes against eager, and UNKNOWN for what no comparison can see."""
-    found = []
+    verdicts = []
     if known.compared is not None:
-        found.append(numerics.verdict(known.compared))
+        verdicts.append(numerics.verdict(known.compared))
     elif known.no_values:
-        found.append(Verdict("numerics", Outcome.UNKNOWN, known.no_values))
+        verdicts.append(Verdict("numerics", Outcome.UNKNOWN, known.no_values))
     sources, why = known.side_effects
     if sources:
         message = f"the forward changes {', '.join(sources)} in Python, which the compiled step does not: {why}"
-        found.append(Verdict("numerics", Outcome.UNKNOWN, message))
-    return found
+        verdicts.append(Verdict("numerics", Outcome.UNKNOWN, message))
+    return verdicts
 
 
 def check_profile(known: Known) -> list[Verdict]:

@@ -46,18 +46,18 @@ def visible_effects(gm: torch.fx.GraphModule) -> dict[str, list[str]]:
     """What a run leaves behind besides its outputs, each with the names of its nodes: writes to inputs (by input name),
     assertions, effect tokens, and what Python's own functions do, such as print.
     """
-    found: dict[str, list[str]] = {}
+    effects: dict[str, list[str]] = {}
     writers = calls_of(gm.graph, writes)
     owner = roots(gm) if writers else {}
     for node in writers:
         for buffer in (owner[written] for written in written_inputs(node)):
             if buffer.op in ("placeholder", "get_attr"):
-                found.setdefault(f"write to {buffer.name}", []).append(node.name)
+                effects.setdefault(f"write to {buffer.name}", []).append(node.name)
     for node in calls_of(gm.graph, lambda target: op_name(target) in _ASSERTIONS):
-        found.setdefault(op_name(node.target), []).append(node.name)
+        effects.setdefault(op_name(node.target), []).append(node.name)
     for node in calls_of(gm.graph, lambda target: getattr(target, "__module__", None) == "builtins"):
-        found.setdefault(f"call of {node.target.__name__}", []).append(node.name)  # type: ignore[union-attr]
-    return found
+        effects.setdefault(f"call of {node.target.__name__}", []).append(node.name)  # type: ignore[union-attr]
+    return effects
 
 
 def same_program(before: torch.fx.GraphModule, after: torch.fx.GraphModule) -> bool:

@@ -91,36 +91,34 @@ class PairFunction:
         self.title, self.bodies, self.names, self.writes = title, bodies, names, writes
         self.saved_order, self.gradients, self.inputs = saved_order, gradients, inputs or _shards
 
-    def __call__(self, *given: Any) -> torch.Tensor:
-        loss: torch.Tensor = _Differentiable.apply(self, *given)
+    def __call__(self, *args: Any) -> torch.Tensor:
+        loss: torch.Tensor = _Differentiable.apply(self, *args)
         return loss
 
-    def forward(self, given: Sequence[Any]) -> tuple[torch.Tensor, list[Any]]:
+    def forward(self, args: Sequence[Any]) -> tuple[torch.Tensor, list[Any]]:
         """The loss, and what the backward takes before the tangent."""
-        values, held = (
-            list(self.bodies[0](self.inputs(given))),
-            dict(zip(self.names, given, strict=False)),
-        )
+        values = list(self.bodies[0](self.inputs(args)))
+        by_name = dict(zip(self.names, args, strict=False))
         for name, value in zip(self.writes, values, strict=False):
-            shard_of(held[name]).copy_(value)
+            shard_of(by_name[name]).copy_(value)
         loss, *saved = values[len(self.writes):]
         return loss, [saved[place] for place in self.saved_order]
 
-    def backward(self, saved: list[Any], tangent: torch.Tensor, given: Sequence[Any]) -> list[Any]:
-        """For each of `given` its gradient, or None. Empties `saved`."""
+    def backward(self, saved: list[Any], tangent: torch.Tensor, args: Sequence[Any]) -> list[Any]:
+        """For each of `args` its gradient, or None. Empties `saved`."""
         saved.append(tangent)
         outputs = zip(self.gradients, self.bodies[1](saved), strict=True)
         # no mesh
-        found = {name: value for name, value in outputs if isinstance(value, torch.Tensor)}
-        names = [*self.names, *[None] * (len(given) - len(self.names))]
+        gradients = {name: value for name, value in outputs if isinstance(value, torch.Tensor)}
+        names = [*self.names, *[None] * (len(args) - len(self.names))]
         return [
-            _like(found.get(name), value) if name else None
-            for name, value in zip(names, given, strict=True)
+            _like(gradients.get(name), value) if name else None
+            for name, value in zip(names, args, strict=True)
         ]
 
 
-def _shards(given: Sequence[Any]) -> list[Any]:
-    return [shard_of(value) if isinstance(value, torch.Tensor) else value for value in given]
+def _shards(args: Sequence[Any]) -> list[Any]:
+    return [shard_of(value) if isinstance(value, torch.Tensor) else value for value in args]
 
 
 def inputs_by_name(
@@ -168,9 +166,9 @@ class _Differentiable(torch.autograd.Function):
     """Saved tensors go from one body to the other as a list, which the backward's body empties as it goes."""
 
     @staticmethod
-    def forward(ctx: Any, pair: PairFunction, *given: Any) -> torch.Tensor:
-        loss, ctx.saved = pair.forward(given)
-        ctx.pair, ctx.given = pair, given
+    def forward(ctx: Any, pair: PairFunction, *args: Any) -> torch.Tensor:
+        loss, ctx.saved = pair.forward(args)
+        ctx.pair, ctx.args = pair, args
         return loss
 
     @staticmethod
@@ -181,7 +179,7 @@ class _Differentiable(torch.autograd.Function):
                 f"the compiled step of {ctx.pair.title}: its backward ran already, and what its "
                 "forward saved is freed: run the forward again"
             )
-        return None, *ctx.pair.backward(saved, tangent, ctx.given)
+        return None, *ctx.pair.backward(saved, tangent, ctx.args)
 
 
 def compile_step(pair: ForwardBackward, bodies: tuple[Any, ...] | None = None) -> CompiledStep:

@@ -179,8 +179,8 @@ def written_inputs(
     Usually new buffers are outputs, which torch writes back; then there is nothing to copy.
     """
     graphs = list(map(graph_of, record.before))
-    made = [graph for graph in record.after if isinstance(graph, GraphModule)]
-    if not any(map(inputs_written, [*graphs, *made])):
+    outputs = [graph for graph in record.after if isinstance(graph, GraphModule)]
+    if not any(map(inputs_written, [*graphs, *outputs])):
         return {}
     nodes = graphs[0].graph.find_nodes(op="placeholder")
     for graph in graphs[1:]:
@@ -243,8 +243,8 @@ def prove_numerics(
     known, recipe = step.split.known, authored.recipe
     if authored.world.kind not in ("gloo", "nccl"):
         known.side_effects = step.pair.side_effects, "run on real ranks"
-        for each in (known, *(record.known for record in records)):
-            each.no_values = (
+        for fork in (known, *(record.known for record in records)):
+            fork.no_values = (
                 f"a {authored.world.kind} world has no values of its own: run on real ranks"
             )
         return check_eager(known)

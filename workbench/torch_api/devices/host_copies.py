@@ -26,7 +26,7 @@ from workbench.errors import WorkbenchError
 _OPS = torch.library.Library("workbench", "DEF")
 _OPS.define("to_host(Tensor x, SymInt[] stride) -> Tensor")
 _OPS.define("to_device(Tensor host, Device device) -> Tensor")
-_OPS.define("wait_copy(Tensor(a) made, Tensor source) -> Tensor(a)")
+_OPS.define("wait_copy(Tensor(a) copy, Tensor source) -> Tensor(a)")
 TO_HOST = torch.ops.workbench.to_host.default
 TO_DEVICE = torch.ops.workbench.to_device.default
 WAIT = torch.ops.workbench.wait_copy.default
@@ -129,5 +129,5 @@ def _(host: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 @torch.library.register_fake("workbench::wait_copy", lib=_OPS)
-def _(made: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
-    return made
+def _(copy: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    return copy
