@@ -1,48 +1,88 @@
-"""A compiled step's inputs are those of its capture, or the call is refused in one sentence."""
+"""A compiled step's arguments are those of its capture, or the call is refused in one sentence."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
+import pickle
 
 import pytest
 import torch
+from torch import Tensor, nn
 
+from workbench import author_module, capture, compile_step, partition
 from workbench.errors import WorkbenchError
 from workbench.graph.input_check import InputCheck
+from workbench.world.mesh import World
 
-TOKENS = torch.zeros(2, 8, dtype=torch.int64)
-CHECK = InputCheck.of((TOKENS, None, 3))
-
-
-@pytest.mark.parametrize(("batch", "told"), [
-    ((TOKENS, None), "takes 3 inputs, as at the capture, and got 2"),
-    ((TOKENS.int(), None, 3), "the dtype of input 1 was int64 at the capture and is int32"),
-    ((TOKENS[:1], None, 3), r"the shape of input 1 was \[2, 8\] at the capture and is \[1, 8\]"),
-    ((TOKENS.t().contiguous().t(), None, 3), r"the stride of input 1 was \[8, 1\] at the capture and is \[1, 2\]"),
-    ((TOKENS.to("meta"), None, 3), "the device of input 1 was cpu at the capture and is meta"),
-    ((TOKENS, TOKENS, 3), "the type of input 2 was NoneType at the capture and is Tensor"),
-    ((TOKENS, None, 4), "the value of input 3 was 3 at the capture and is 4"),
-])
-def test_other_inputs_are_refused(batch, told):
-    with pytest.raises(WorkbenchError, match=f"^the compiled step of small:? .*{told}"):
-        CHECK.require("small", batch)
+TOKENS, WEIGHTS = torch.zeros(2, 8, dtype=torch.int64), torch.ones(2, 8)
+OPTIONS = {"mask": None, "weights": WEIGHTS}
 
 
-def test_the_same_kind_of_inputs_passes_also_after_a_trip_through_json():
-    InputCheck(**json.loads(json.dumps(asdict(CHECK)))).require("small", (TOKENS + 1, None, 3))
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.full((8,), 2.0))
+
+    def forward(self, tokens: Tensor, options: dict[str, Tensor | None], flip: bool) -> Tensor:
+        y = tokens * self.scale * options["weights"]
+        if options["mask"] is not None:
+            y = y * options["mask"]
+        return -y.sum() if flip else y.sum()
+
+
+BATCH = (TOKENS, OPTIONS, False)
+OTHERS = [
+    ((TOKENS, OPTIONS), r"the length of its arguments \(tokens, options, flip\): 3 at the capture, and 2 now"),
+    ((TOKENS.int(), OPTIONS, False), "the dtype of tokens: int64 at the capture, and int32 now"),
+    ((TOKENS[:1], OPTIONS, False), r"the shape of tokens: \[2, 8\] at the capture, and \[1, 8\] now"),
+    ((TOKENS.t().contiguous().t(), OPTIONS, False), r"the stride of tokens: \[8, 1\] .* and \[1, 2\] now"),
+    ((TOKENS.to("meta"), OPTIONS, False), "the device of tokens: cpu at the capture, and meta now"),
+    ((TOKENS, OPTIONS | {"mask": WEIGHTS}, False), r"the type of options\['mask'\]: NoneType .* and Tensor now"),
+    ((TOKENS, dict(reversed(OPTIONS.items())), False), r"the keys of options: \['mask', 'weights'\] .* now"),
+    ((TOKENS, OPTIONS | {"weights": WEIGHTS.clone().requires_grad_()}, False), "the requires_grad of options"),
+    ((TOKENS, OPTIONS, True), "the value of flip: False at the capture, and True now"),
+    ((TOKENS, OPTIONS, 0), "the type of flip: bool at the capture, and int now"),
+]
+
+
+@pytest.mark.parametrize(("batch", "sentence"), OTHERS)
+def test_other_arguments_are_refused(batch, sentence):
+    with pytest.raises(WorkbenchError, match=f"^the compiled step of small: {sentence}"):
+        InputCheck.of(BATCH, Model().forward).require("small", batch)
+
+
+def test_the_same_kind_of_arguments_passes_also_after_a_trip_through_a_file():
+    check = pickle.loads(pickle.dumps(InputCheck.of(BATCH, Model().forward)))
+    check.require("small", (TOKENS + 1, {"mask": None, "weights": WEIGHTS * 2}, False))
+
+
+@pytest.mark.integration
+def test_a_compiled_step_checks_each_call():
+    """It read float64 as float32, and ignored the flag, the mask and the order of a dictionary."""
+    module, world = Model(), World("gloo", 1, 0, torch.device("cpu"))
+    step = compile_step(partition(capture(author_module(module, world, None, batch=lambda: BATCH))))
+    changed = (TOKENS + 3, {"mask": None, "weights": WEIGHTS * 2}, False)
+    assert torch.equal(step(*changed), module(*changed))
+    for batch, sentence in OTHERS:
+        with pytest.raises(WorkbenchError, match=sentence):
+            step(*batch)
 
 
 def test_a_capture_on_fake_tensors_takes_real_ones(fake4):
     with fake4.fake_mode:
         fake = torch.zeros(4)
-    InputCheck.of((fake,), writes=True).require("small", (torch.zeros(4),))
+    InputCheck.of((fake,), Model().forward, writes=True).require("small", (torch.zeros(4),))
 
 
-def test_shared_memory_counts_where_the_forward_writes_into_an_input():
+def test_shared_memory_counts_where_one_of_two_was_captured_or_the_forward_writes():
+    def forward(*batch: Tensor) -> None:
+        """Of any number of arguments."""
+
     apart = torch.zeros(4), torch.zeros(4)
     shared = (apart[0], apart[0].view(4))
-    InputCheck.of(apart).require("small", shared)
-    with pytest.raises(WorkbenchError, match="other inputs than at the capture share memory"):
-        InputCheck.of(apart, writes=True).require("small", shared)
-    InputCheck.of(shared, writes=True).require("small", shared)
+    InputCheck.of(apart, forward).require("small", shared)
+    InputCheck.of(shared, forward, writes=True).require("small", shared)
+    one_of_two = "the memory of input 2: the memory of input 1 at the capture, and the memory of input 2 now"
+    with pytest.raises(WorkbenchError, match=one_of_two):
+        InputCheck.of(shared, forward).require("small", apart)
+    with pytest.raises(WorkbenchError, match="and the memory of input 1 now"):
+        InputCheck.of(apart, forward, writes=True).require("small", shared)

@@ -37,6 +37,7 @@ from workbench.torch_api.ops import (
     may_be_random,
     reads_shape,
 )
+from workbench.torch_api.tree import tree_leaves
 
 
 @dataclass
@@ -193,7 +194,8 @@ def by_aot_autograd(authored: Authored, args: tuple[Any, ...], decompositions: A
             raise WorkbenchError(f"{named(authored)}: {NO_TENSOR}") from None
         raise WorkbenchError(not_captured(authored, error)) from error
     context = graph.meta["tracing_context"]
-    inputs = InputCheck.of(args, aot.writes_inputs(context, len(args)))
+    writes = aot.writes_inputs(context, len(tree_leaves(args)))
+    inputs = InputCheck.of(args, authored.module.forward, writes)
     return JointGraph(authored, export, contexts, context, inputs, graph.meta["side_effects"])
 
 

@@ -1,75 +1,156 @@
-"""A compiled step's inputs against those of its capture: another structure, dtype, shape, stride or device is refused.
+"""A compiled step's arguments against those of its capture, at each call: a graph is made for one kind of input.
 
-A graph is made for one kind of input, and would compute something else, or fail far from the cause, with another.
+With another it would compute something else, or fail far from the cause.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import torch
 
 from workbench.errors import WorkbenchError
 
+Path = tuple[Any, ...]
+
+
+class TensorKind(NamedTuple):
+    dtype: torch.dtype
+    shape: torch.Size
+    stride: tuple[int, ...]
+    device: str
+    requires_grad: bool
+
+
+class ContainerKind(NamedTuple):
+    type: type
+    keys: range | list[Any]
+    items: list[Any]
+
+
+class ValueKind(NamedTuple):
+    type: type
+    value: Any
+
 
 @dataclass(frozen=True)
 class InputCheck:
-    """What each input was at the capture, as JSON data.
+    """What the arguments were at the capture.
 
-    writes: whether the forward writes into an input in place; then inputs share memory as they did, or not at all.
+    names: of the forward's arguments. kind: of all of them, see `kind_of`. shared: for each tensor the first that it
+    shares memory with, itself where there is none before it. writes: whether the forward writes into an argument in
+    place; then no others may share memory than did.
     """
 
-    inputs: list[dict[str, Any]]
+    names: list[str]
+    kind: ContainerKind
+    shared: list[int]
     writes: bool = False
-    shared: list[int] = field(default_factory=list)
+
+    @cached_property
+    def one_for_two(self) -> bool:
+        """Whether arguments shared memory: a graph of one tensor reads only one of the two."""
+        return self.shared != list(range(len(self.shared)))
 
     @classmethod
-    def of(cls, batch: Sequence[Any], writes: bool = False) -> InputCheck:
-        return cls([_described(value) for value in batch], writes, _shared(batch))
+    def of(
+        cls, batch: tuple[Any, ...], forward: Callable[..., Any], writes: bool = False
+    ) -> InputCheck:
+        return cls(_names(forward, len(batch)), kind_of(batch), _shared(batch), writes)
 
-    def require(self, step: str, batch: Sequence[Any]) -> None:
-        """Raise WorkbenchError for the first input that is of another kind. step: its title, for the message."""
-        if len(batch) != len(self.inputs):
-            raise WorkbenchError(
-                f"the compiled step of {step} takes {len(self.inputs)} inputs, as at the capture, and "
-                f"got {len(batch)}"
-            )
-        for number, (captured, value) in enumerate(zip(self.inputs, batch, strict=True), 1):
-            described = _described(value)
-            if described != captured:
-                name = next(name for name in captured if described.get(name) != captured[name])
-                now = described.get(name, "absent")
-                raise WorkbenchError(
-                    f"the compiled step of {step}: the {name} of input {number} was {captured[name]} "
-                    f"at the capture and is {now}: capture again with such inputs, or convert it"
-                )
-        if self.writes and _shared(batch) != self.shared:
-            raise WorkbenchError(
-                f"the compiled step of {step} writes into its inputs, and other inputs than at the "
-                "capture share memory: give each its own with .clone()"
-            )
+    def require(self, step: str, batch: tuple[Any, ...]) -> None:
+        """Raise WorkbenchError for the first argument that is of another kind. step: its title, for the message."""
+        kind = kind_of(batch)
+        if kind != self.kind:
+            path, what, captured, now = next(_differences(self.kind, kind))
+            raise _refusal(step, f"the {what} of {self._argument(path)}", captured, now)
+        if self.writes or self.one_for_two:
+            self._require_shared(step, batch)
 
+    def _require_shared(self, step: str, batch: tuple[Any, ...]) -> None:
+        paths = [path for path, _ in _tensors(batch)]
+        for place, (captured, now) in enumerate(zip(self.shared, _shared(batch), strict=True)):
+            if captured != now and (self.writes or captured != place):
+                one, two = (f"the memory of {self._argument(paths[at])}" for at in (captured, now))
+                raise _refusal(step, f"the memory of {self._argument(paths[place])}", one, two)
 
-_DTYPES = {
-    dtype: str(dtype).removeprefix("torch.")
-    for dtype in vars(torch).values()
-    if isinstance(dtype, torch.dtype)
-}
+    def _argument(self, path: Path) -> str:
+        if not path:
+            return f"its arguments ({', '.join(self.names)})"
+        number, *keys = path
+        return self.names[number] + "".join(f"[{key!r}]" for key in keys)
 
 
-def _described(value: Any) -> dict[str, Any]:
-    if not isinstance(value, torch.Tensor):
-        return {"type": type(value).__name__, "value": repr(value)}
-    return {"type": "Tensor", "dtype": _DTYPES[value.dtype], "shape": list(value.shape),
-            "stride": list(value.stride()), "device": value.device.type}
+def kind_of(value: Any) -> Any:
+    """What must be equal: a container's keys in their order, a tensor's layout, anything else by its value."""
+    if isinstance(value, torch.Tensor):
+        layout = value.dtype, value.shape, value.stride()
+        return TensorKind(*layout, value.device.type, value.requires_grad)
+    if isinstance(value, dict):
+        return ContainerKind(type(value), list(value), list(map(kind_of, value.values())))
+    if isinstance(value, tuple | list):
+        return ContainerKind(type(value), range(len(value)), list(map(kind_of, value)))
+    return ValueKind(type(value), value)
 
 
-def _shared(batch: Sequence[Any]) -> list[int]:
-    """For each tensor the first that it shares memory with: itself, where there is none before it."""
+def _differences(captured: Any, now: Any, path: Path = ()) -> Iterator[tuple[Path, str, Any, Any]]:
+    """(where, what, captured, now) for all that differs."""
+    if type(captured) is not type(now):
+        yield path, "type", _type(captured), _type(now)
+        return
+    for name, was, becomes in zip(captured._fields, captured, now, strict=True):
+        if name == "items":
+            for key, *kinds in zip(captured.keys, was, becomes, strict=True):
+                yield from _differences(*kinds, (*path, key))
+        elif was != becomes:
+            what = "length" if isinstance(was, range) else name
+            yield path, what, _shown(was), _shown(becomes)
+
+
+def _type(kind: Any) -> str:
+    return "Tensor" if isinstance(kind, TensorKind) else kind.type.__name__
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, type):
+        return value.__name__
+    if isinstance(value, range):
+        return str(len(value))
+    return str(list(value) if isinstance(value, tuple) else value).removeprefix("torch.")
+
+
+def _refusal(step: str, what: str, captured: Any, now: Any) -> WorkbenchError:
+    return WorkbenchError(
+        f"the compiled step of {step}: {what}: {captured} at the capture, and {now} now: "
+        "capture again with such inputs, or convert it"
+    )
+
+
+def _names(forward: Callable[..., Any], count: int) -> list[str]:
+    """The forward's own names, and numbers for those that it takes as `*args`."""
+    names = [f"input {number + 1}" for number in range(count)]
+    for number, parameter in enumerate(inspect.signature(forward).parameters.values()):
+        if number == count or parameter.kind is parameter.VAR_POSITIONAL:
+            break
+        names[number] = parameter.name
+    return names
+
+
+def _tensors(value: Any, path: Path = ()) -> Iterator[tuple[Path, torch.Tensor]]:
+    if isinstance(value, torch.Tensor):
+        yield path, value
+    elif isinstance(value, dict | tuple | list):
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _tensors(item, (*path, key))
+
+
+def _shared(batch: tuple[Any, ...]) -> list[int]:
     places: dict[int, int] = {}
-    tensors = [value for value in batch if isinstance(value, torch.Tensor) and not value.is_meta]
     return [
-        places.setdefault(tensor.untyped_storage()._cdata, i) for i, tensor in enumerate(tensors)
+        places.setdefault(tensor.untyped_storage()._cdata, place)
+        for place, (_, tensor) in enumerate(_tensors(batch))
     ]

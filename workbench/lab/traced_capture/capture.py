@@ -28,5 +28,6 @@ def traced(authored: Authored, args: tuple[Any, ...],
         raise WorkbenchError(f'{named(authored)}: {error}, or set capture to "joint"') from None
     except Exception as error:
         raise WorkbenchError(not_captured(authored, error, by="traced")) from error
-    return JointGraph(authored, step, aot.Contexts(), step.tracing_context, InputCheck.of(args), by="traced by make_fx",
+    inputs = InputCheck.of(args, authored.module.forward)
+    return JointGraph(authored, step, aot.Contexts(), step.tracing_context, inputs, by="traced by make_fx",
                       cut=cut, known=Known(checks=(checks.check,)))
