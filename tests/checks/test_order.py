@@ -10,9 +10,10 @@ import torch
 from graphs_by_hand import C10D, DIM, group_name, trace
 
 from workbench.checks import order
+from workbench.checks.order import ChosenOrder
 from workbench.checks.record import PassRecord
 from workbench.checks.verdicts import Outcome
-from workbench.graph.facts import ChosenOrder, Known
+from workbench.graph.facts import Known
 from workbench.graph.read.simulated_run import COMPUTE, CPU_LATE, HIDDEN, Span, StepTimeline
 from workbench.graph.read.timeline import costs_of
 from workbench.passes.effect import Effect
@@ -59,7 +60,8 @@ def record(name, stage, before, after, known=None, costs=None):
     known = known or Known()
     found = PassRecord(item(name, stage, costs), Options(), (before,), (after,), 0.0, 0.0, known)
     found.order = next((other.chosen for other in reversed(known.records) if other.chosen is not None), None)
-    found.chosen = order.chosen_by(found.item, found.after, found.options)
+    if costs is not None:
+        found.chosen = order.chosen_by(found.item, found.after, found.options)
     known.records.append(found)
     return found
 
@@ -151,14 +153,14 @@ def test_a_profile_in_which_a_collective_was_not_hidden_fails():
                                                 for i, n in enumerate(names))]
         return StepTimeline("measured on paper", tuple(spans), 2.0, 2.0)
 
-    assert order.in_profile(chosen, profile(0.4, "a", "b")).outcome is Outcome.PASS
-    found = order.in_profile(chosen, profile(0.6, "a", "b"))
+    assert chosen.in_profile(profile(0.4, "a", "b")).outcome is Outcome.PASS
+    found = chosen.in_profile(profile(0.6, "a", "b"))
     assert found.outcome is Outcome.FAIL and "0 of 2 collectives ran behind compute" in found.message
     assert "forward a, for 0.600 of its 1.000 ms" in found.message
-    assert order.in_profile(chosen, profile(0.0, "a")).outcome is Outcome.UNKNOWN
+    assert chosen.in_profile(profile(0.0, "a")).outcome is Outcome.UNKNOWN
     # 0.55 of the 1.0 ms waited for a rank on which it took 0.45 ms; where each took 0.9, the order left it bare
-    assert order.in_profile(chosen, profile(0.6, "a", "b"), [{"forward a": 0.45, "forward b": 0.45}]).outcome == "PASS"
-    slow = order.in_profile(chosen, profile(0.6, "a", "b"), [{"forward a": 0.9, "forward b": 0.9}])
+    assert chosen.in_profile(profile(0.6, "a", "b"), [{"forward a": 0.45, "forward b": 0.45}]).outcome == "PASS"
+    slow = chosen.in_profile(profile(0.6, "a", "b"), [{"forward a": 0.9, "forward b": 0.9}])
     assert slow.outcome == "FAIL" and "forward a, for 0.500 of its 0.900 ms" in slow.message
 
 
@@ -172,7 +174,7 @@ def test_a_collective_that_was_over_before_the_cpu_had_launched_compute_tells_no
         spans = [Span("gemm", COMPUTE, 0, 2), *(
             Span(str(i), "dp", i, i + 1.0, float(i < len(limits)), limits[i] if i < len(limits) else HIDDEN,
                  part="forward") for i in range(20))]
-        return order.in_profile(chosen, StepTimeline("measured on paper", tuple(spans), 2.0, 2.0))
+        return chosen.in_profile(StepTimeline("measured on paper", tuple(spans), 2.0, 2.0))
 
     assert verdict(0, 1).outcome is verdict(1, 0).outcome is Outcome.PASS
     found = verdict(5, 1)
@@ -193,7 +195,7 @@ def test_a_step_that_waited_for_a_cpu_tells_nothing():
     def verdict(ms, total, ranks=(), shared=0.0):
         spans = [Span("gemm", COMPUTE, 0, 2.0), *(Span(str(i), "dp", i, i + ms, ms, "nothing computes meanwhile",
                                                         part="forward", shared=shared) for i in range(10))]
-        return order.in_profile(chosen, StepTimeline("measured on paper", tuple(spans), total, 2.0), ranks)
+        return chosen.in_profile(StepTimeline("measured on paper", tuple(spans), total, 2.0), ranks)
 
     found = verdict(0.01, 30.0)
     assert found.outcome is Outcome.UNKNOWN and found.evidence["idle_ms"] == pytest.approx(27.9)

@@ -11,7 +11,6 @@ from passes.conftest import captured_once, through, two_layers  # noqa: F401
 from torch import nn
 
 from workbench import WorkbenchError, as_backend, run_partitioned
-from workbench.checks import order
 from workbench.checks.lint import lint
 from workbench.graph.facts import facts_of
 from workbench.graph.read.memory import saved_tensors
@@ -90,9 +89,9 @@ def test_copies_are_held_to_the_order_and_one_that_starts_late_fails_it(offloade
     late = copy_graph(pair.backward)
     for start in calls(late, TO_DEVICE):
         min(start.users).prepend(start)
-    found = order.kept_after(chosen, (pair.forward, late), "the graph")
+    found = chosen.kept_after((pair.forward, late), "the graph")
     assert found.outcome == "FAIL" and "backward to_device" in found.message
-    assert order.kept_after(chosen, pair.graphs, "the graph").outcome == "PASS"
+    assert chosen.kept_after(pair.graphs, "the graph").outcome == "PASS"
 
 
 def unwaited(gm):

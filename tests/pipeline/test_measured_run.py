@@ -13,7 +13,7 @@ from graphs_by_hand import C10D
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from workbench import WorkbenchError, author, capture, fake_world, load_recipe, partition, run_joint, run_partitioned
-from workbench.checks.order import in_profile, times_of
+from workbench.checks.order import times_of
 from workbench.graph.facts import GraphFacts, set_facts
 from workbench.graph.read.simulated_run import COMPUTE, CPU_LATE, HIDDEN, simulated
 from workbench.pipeline.measured_run import _KINDS, Kernel, run_of_kernels
@@ -103,11 +103,11 @@ def test_the_order_chosen_for_two_gpus_is_the_order_that_they_ran():
     runs = [run_of_kernels(own, pair.by_part, "2 H200") for own in kernels]
     assert len(chosen.hidden) >= 34
     for run in runs:
-        verdict = in_profile(chosen, run, list(map(times_of, runs)))
+        verdict = chosen.in_profile(run, list(map(times_of, runs)))
         assert verdict.outcome == "PASS" and verdict.evidence["seen"] == len(chosen.hidden), verdict
     nccl = [k for k in kernels[0] if "nccl" in k.name]
     late = [k for k in kernels[0] if k in nccl or k.begin > nccl[5].begin]  # nothing computes beside the first ones
-    lost = in_profile(chosen, run_of_kernels(late, pair.by_part, "2 H200"))
+    lost = chosen.in_profile(run_of_kernels(late, pair.by_part, "2 H200"))
     assert lost.outcome == "FAIL" and lost.evidence["first"].startswith("forward all_gather")
 
 

@@ -9,7 +9,7 @@ from unpacked import unpacked
 
 from workbench import author, capture, load_recipe, partition, run_partitioned, what_if
 from workbench.checks import order
-from workbench.graph.facts import ChosenOrder
+from workbench.checks.order import ChosenOrder
 from workbench.graph.read.cost import device_spec
 from workbench.graph.read.nodes import is_compute
 from workbench.graph.read.simulated_run import simulated

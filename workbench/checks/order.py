@@ -7,6 +7,7 @@ is held against the graph after each later pass, against the calls in Inductor's
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch.fx import GraphModule
 
 from workbench.checks.verdicts import Outcome, Verdict
 from workbench.graph.callables import kernels_of
-from workbench.graph.facts import ChosenOrder, facts_of
+from workbench.graph.facts import facts_of
 from workbench.graph.read.fused_cost import kernels_ms
 from workbench.graph.read.order import Between, between, between_calls
 from workbench.graph.read.simulated_run import CPU_LATE, StepTimeline
@@ -28,34 +29,97 @@ FAR_LESS = 0.25
 _MORE_WORK = "record and replay the step, or give it more work"
 
 
-def chosen_by(item: RegisteredPass, graphs: tuple[Any, ...], options: Any) -> ChosenOrder | None:
-    """The order of the collectives that a pass chose in `graphs`, by its own costs; None if it chooses none."""
-    if item.order_costs is None or not all(isinstance(graph, GraphModule) for graph in graphs):
-        return None
+@dataclass
+class ChosenOrder:
+    """The order that the pass `by` chose for the collectives, by the costs that `costs(graph)` gives.
+
+    hidden: each collective with compute between launch and wait, as "PART NODE", and how many matmuls and attentions
+    are there. device: of the costs, and what is known of their error. collectives: how many there are, hidden or not.
+    """
+
+    by: str
+    costs: Callable[[GraphModule], Costs] = field(repr=False)
+    hidden: dict[str, int] = field(repr=False)
+    device: str = ""
+    collectives: int = 0
+
+    def chosen(self) -> Verdict:
+        """How many collectives the order hides; UNKNOWN where it hides none."""
+        products = sum(count > 0 for count in self.hidden.values())
+        evidence = {
+            "hidden": len(self.hidden),
+            "with_products": products,
+            "collectives": self.collectives,
+            "estimated_for": self.device,
+        }
+        if not self.hidden:
+            none = "no collective has a matmul, an attention or enough other compute between its launch and its wait"
+            return Verdict("order", Outcome.UNKNOWN, none, evidence)
+        text = (
+            f"{len(self.hidden)} of {self.collectives} collectives have compute to hide behind, {products} of them a "
+            "matmul or an attention"
+        )
+        return Verdict("order", Outcome.PASS, text, evidence)
+
+    def kept_after(self, graphs: Graphs, where: str = "the graph") -> Verdict:
+        """Whether compute hides the collectives in these graphs, called `where`, as the pass had placed it."""
+        return _kept(self, _in_graphs(graphs, self.costs), where)
+
+    def kept_in_code(self, graphs: Graphs, compiled: tuple[Any, ...]) -> Verdict:
+        """`kept_after` of the code that Inductor made of these graphs, as far as its calls were observed."""
+        return _kept(self, _in_code(graphs, compiled, self), "Inductor's code")
+
+    def in_profile(self, step: StepTimeline, ranks: Sequence[Mapping[str, float]] = ()) -> Verdict:
+        """Whether compute ran for half of each hidden collective's time or more, in a step that a GPU ran.
+
+        ranks: `times_of` each rank's step. A collective waits for the rank that comes to it last, and no order hides
+        that: it is charged with the time that it took on the rank where it took least. UNKNOWN where the CPU was late
+        for one collective or, on any rank, for more than half of the step: then the step does not show what its order
+        hides.
+        """
+        spans = {f"{s.part} {s.name}": s for s in step.collectives}
+        seen = [name for name in self.hidden if name in spans]
+        evidence = {"hidden": len(self.hidden), "seen": len(seen), "chosen_by": self.by}
+        if len(seen) < KEEPS * len(self.hidden):
+            return Verdict("order", Outcome.UNKNOWN, (
+                f"{len(self.hidden) - len(seen)} of {len(self.hidden)} collectives could not be told apart in the "
+                "profile"), evidence)
+        took = {
+            name: min([s.ms, *(times[name] for times in ranks if name in times)])
+            for name, s in spans.items()
+        }
+        exposed = {name: max(0.0, s.exposed - (s.ms - took[name])) for name, s in spans.items()}
+        # overlapping ones count once
+        once = sum(max(0.0, exposed[name] - s.shared) for name, s in spans.items())
+        alone = [name for name in seen if exposed[name] > 0.5 * took[name]]
+        bare = [name for name in alone if spans[name].limit != CPU_LATE]
+        late = len(alone) - len(bare)
+        waited = max(0.0, step.total_ms - step.compute_ms - once)
+        kept = f"{len(seen) - len(alone)} of {len(seen)} collectives ran behind compute ({step.source})"
+        evidence |= {"lost": len(bare), "late": late, "exposed_ms": round(once, 3),
+                     "idle_ms": round(waited, 3)}
+        if len(seen) - len(alone) >= KEEPS * len(seen):
+            return Verdict("order", Outcome.PASS, kept, evidence)
+        if waited > 0.5 * step.total_ms:
+            return Verdict("order", Outcome.UNKNOWN, (
+                f"{kept}; for {waited:.1f} of the step's {step.total_ms:.1f} ms the GPU neither computed nor "
+                f"communicated: it waited for a CPU: {_MORE_WORK}"), evidence)
+        if len(seen) - len(bare) >= KEEPS * len(seen):
+            return Verdict("order", Outcome.UNKNOWN, (
+                f"{kept}; {late} were over before the CPU had launched the compute behind them: {_MORE_WORK}"
+            ), evidence)
+        return Verdict("order", Outcome.FAIL, (
+            f"{kept}, where {self.by} had hidden {len(seen)}; the first exposed one is {bare[0]}, for "
+            f"{exposed[bare[0]]:.3f} of its {took[bare[0]]:.3f} ms"), evidence | {"first": bare[0]})
+
+
+def chosen_by(item: RegisteredPass, graphs: Graphs, options: Any) -> ChosenOrder:
+    """The order of the collectives that a pass chose in `graphs`, by the costs that it states."""
+    assert item.order_costs is not None
     costs = partial(item.order_costs, options)
-    found = _in_graphs(graphs, costs)
-    hidden = {name: value.products for name, value in found.items() if value.hides}
-    spec = costs(graphs[0]).spec
-    return ChosenOrder(item.name, costs, hidden, f"{spec.name}, {spec.trust}", len(found))
-
-
-def of_choice(order: ChosenOrder) -> Verdict:
-    """How many collectives the order hides; UNKNOWN where it hides none."""
-    products = sum(count > 0 for count in order.hidden.values())
-    evidence = {
-        "hidden": len(order.hidden),
-        "with_products": products,
-        "collectives": order.collectives,
-        "estimated_for": order.device,
-    }
-    if not order.hidden:
-        none = "no collective has a matmul, an attention or enough other compute between its launch and its wait"
-        return Verdict("order", Outcome.UNKNOWN, none, evidence)
-    text = (
-        f"{len(order.hidden)} of {order.collectives} collectives have compute to hide behind, {products} of them a "
-        "matmul or an attention"
-    )
-    return Verdict("order", Outcome.PASS, text, evidence)
+    spec, places = costs(graphs[0]).spec, _in_graphs(graphs, costs)
+    hidden = {place: value.products for place, value in places.items() if value.hides}
+    return ChosenOrder(item.name, costs, hidden, f"{spec.name}, {spec.trust}", len(places))
 
 
 def _in_graphs(graphs: Graphs, costs: Callable[[GraphModule], Costs]) -> dict[str, Between]:
@@ -100,60 +164,6 @@ def _kept(order: ChosenOrder, now: Mapping[str, Between], where: str) -> Verdict
         f"{order.device})"), evidence | {"first": bare[0]})
 
 
-def kept_after(order: ChosenOrder, graphs: Graphs, where: str) -> Verdict:
-    """Whether compute hides the collectives in these graphs, called `where`, as the pass of `order` had placed it."""
-    return _kept(order, _in_graphs(graphs, order.costs), where)
-
-
-def kept_in_code(order: ChosenOrder, graphs: Graphs, compiled: tuple[Any, ...]) -> Verdict:
-    """`kept_after` of the code that Inductor made of these graphs, as far as its calls were observed."""
-    return _kept(order, _in_code(graphs, compiled, order), "Inductor's code")
-
-
 def times_of(step: StepTimeline) -> dict[str, float]:
     """Milliseconds of each collective that was told apart in a measured step."""
     return {f"{s.part} {s.name}": s.ms for s in step.collectives if s.part}
-
-
-def in_profile(
-    order: ChosenOrder, step: StepTimeline, ranks: Sequence[Mapping[str, float]] = ()
-) -> Verdict:
-    """Whether compute ran for half of each hidden collective's time or more, in a step that a GPU ran.
-
-    ranks: `times_of` each rank's step. A collective waits for the rank that comes to it last, and no order hides that:
-    it is charged with the time that it took on the rank where it took least. UNKNOWN where the CPU was late for one
-    collective or, on any rank, for more than half of the step: then the step does not show what its order hides.
-    """
-    spans = {f"{s.part} {s.name}": s for s in step.collectives}
-    seen = [name for name in order.hidden if name in spans]
-    evidence = {"hidden": len(order.hidden), "seen": len(seen), "chosen_by": order.by}
-    if len(seen) < KEEPS * len(order.hidden):
-        return Verdict("order", Outcome.UNKNOWN, (
-            f"{len(order.hidden) - len(seen)} of {len(order.hidden)} collectives could not be told apart in the "
-            "profile"), evidence)
-    took = {
-        name: min([s.ms, *(times[name] for times in ranks if name in times)])
-        for name, s in spans.items()
-    }
-    exposed = {name: max(0.0, s.exposed - (s.ms - took[name])) for name, s in spans.items()}
-    # overlapping ones count once
-    once = sum(max(0.0, exposed[name] - s.shared) for name, s in spans.items())
-    alone = [name for name in seen if exposed[name] > 0.5 * took[name]]
-    bare = [name for name in alone if spans[name].limit != CPU_LATE]
-    late = len(alone) - len(bare)
-    waited = max(0.0, step.total_ms - step.compute_ms - once)
-    kept = f"{len(seen) - len(alone)} of {len(seen)} collectives ran behind compute ({step.source})"
-    evidence |= {"lost": len(bare), "late": late, "exposed_ms": round(once, 3),
-                 "idle_ms": round(waited, 3)}
-    if len(seen) - len(alone) >= KEEPS * len(seen):
-        return Verdict("order", Outcome.PASS, kept, evidence)
-    if waited > 0.5 * step.total_ms:
-        return Verdict("order", Outcome.UNKNOWN, (
-            f"{kept}; for {waited:.1f} of the step's {step.total_ms:.1f} ms the GPU neither computed nor communicated: "
-            f"it waited for a CPU: {_MORE_WORK}"), evidence)
-    if len(seen) - len(bare) >= KEEPS * len(seen):
-        return Verdict("order", Outcome.UNKNOWN, (
-            f"{kept}; {late} were over before the CPU had launched the compute behind them: {_MORE_WORK}"), evidence)
-    return Verdict("order", Outcome.FAIL, (
-        f"{kept}, where {order.by} had hidden {len(seen)}; the first exposed one is {bare[0]}, for "
-        f"{exposed[bare[0]]:.3f} of its {took[bare[0]]:.3f} ms"), evidence | {"first": bare[0]})

@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 
 from torch.fx import GraphModule
 
-from workbench.checks import collectives, effect, lint, numerics, order
+from workbench.checks import collectives, effect, lint, numerics
 from workbench.checks.verdicts import Outcome, Verdict, verdict_of, worst
 from workbench.errors import UnusableGraph, no_exit
-from workbench.graph.facts import ChosenOrder, Known, reading
+from workbench.graph.facts import Known, Order, reading
 from workbench.graph.read.diff import GraphDiff, diff
 from workbench.graph.read.peak import estimated_bytes
 from workbench.passes.effect import Effect
@@ -45,8 +45,8 @@ class PassRecord:
     seconds: float
     verify_seconds: float
     known: Known = field(default_factory=Known, repr=False)
-    order: ChosenOrder | None = field(default=None, repr=False)
-    chosen: ChosenOrder | None = field(default=None, repr=False)
+    order: Order | None = field(default=None, repr=False)
+    chosen: Order | None = field(default=None, repr=False)
     compared: list[numerics.Comparison] | None = None
     _readings: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
@@ -221,12 +221,13 @@ def check_collectives(record: PassRecord, known: Known) -> Verdict | None:
 def check_order(record: PassRecord, known: Known) -> Verdict | None:
     """What a pass that chose an order hides by it; and of each later pass but a replay, whether it is kept."""
     if record.chosen is not None:
-        return order.of_choice(record.chosen)
+        verdict: Verdict = record.chosen.chosen()
+        return verdict
     if record.order is None or not record.order.hidden or record.stage is Stage.REPLAY or record.broken:
         return None
     if record.has_graphs:
-        return record.reading(order.kept_after, record.order, record.after, "the graph")
-    return record.reading(order.kept_in_code, record.order, record.before, record.after)
+        return record.reading(record.order.kept_after, record.after)
+    return record.reading(record.order.kept_in_code, record.before, record.after)
 
 
 def check_numerics(record: PassRecord, known: Known) -> Verdict | None:
@@ -262,7 +263,10 @@ def check_eager(known: Known) -> list[Verdict]:
 
 def check_profile(known: Known) -> list[Verdict]:
     """Whether the collectives that a pass had hidden ran behind compute on this rank's GPU; none without a profile."""
-    return [] if known.profile is None else [order.in_profile(*known.profile)]
+    if known.profile is None:
+        return []
+    order, *measured = known.profile
+    return [order.in_profile(*measured)]
 
 
 def check_plugins(known: Known) -> list[Verdict]:

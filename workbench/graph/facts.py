@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 from torch.fx import GraphModule
@@ -17,19 +17,18 @@ _KEY = "workbench_facts"
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class ChosenOrder:
-    """The order that the pass `by` chose for the collectives, by the costs that `costs(graph)` gives.
+class Order(Protocol):
+    """An order of the collectives that a pass chose, and the checks on it: a `ChosenOrder` of checks/order.py."""
 
-    hidden: each collective with compute between launch and wait, as "PART NODE", and how many matmuls and attentions
-    are there. device: of the costs, and what is known of their error. collectives: how many there are, hidden or not.
-    """
+    hidden: dict[str, int]
 
-    by: str
-    costs: Callable[[GraphModule], Any] = field(repr=False)
-    hidden: dict[str, int] = field(repr=False)
-    device: str = ""
-    collectives: int = 0
+    def chosen(self) -> Any: ...
+
+    def kept_after(self, graphs: tuple[GraphModule, ...]) -> Any: ...
+
+    def kept_in_code(self, graphs: tuple[GraphModule, ...], compiled: tuple[Any, ...]) -> Any: ...
+
+    def in_profile(self, step: Any, ranks: list[dict[str, float]]) -> Any: ...
 
 
 @dataclass
@@ -56,7 +55,7 @@ class StepFacts:
     gather_groups: dict[str, str] = field(default_factory=dict)
     offloaded: tuple[int, ...] = ()
     forward_strides: list[tuple[int, ...] | None] = field(default_factory=list)
-    order: ChosenOrder | None = None
+    order: Order | None = None
     recorder: Any = None
     replayed_forward: Callable[[list[Any]], Any] | None = None
 
@@ -128,7 +127,7 @@ class Known:
     compared: list[Any] | None = None
     side_effects: tuple[tuple[str, ...], str] = ((), "")
     ran: Counter[str] | None = None
-    profile: tuple[ChosenOrder, Any, list[dict[str, float]]] | None = None
+    profile: tuple[Order, Any, list[dict[str, float]]] | None = None
     _readings: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     def has_pass_of(self, stage: Stage) -> bool:

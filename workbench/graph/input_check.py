@@ -104,8 +104,8 @@ def _differences(captured: Any, now: Any, path: Path = ()) -> Iterator[tuple[Pat
         return
     for name, was, becomes in zip(captured._fields, captured, now, strict=True):
         if name == "items":
-            for key, *kinds in zip(captured.keys, was, becomes, strict=True):
-                yield from _differences(*kinds, (*path, key))
+            for key, one, other in zip(captured.keys, was, becomes, strict=True):
+                yield from _differences(one, other, (*path, key))
         elif was != becomes:
             what = "length" if isinstance(was, range) else name
             yield path, what, _shown(was), _shown(becomes)

@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 from pydantic import ValidationError
 from torch.fx import GraphModule
 
-from workbench.checks import collectives, order
+from workbench.checks import collectives
 from workbench.checks.record import PassRecord
 from workbench.checks.verdicts import Outcome, Verdict
 from workbench.errors import UnusableGraph, WorkbenchError, no_exit, place_of
@@ -21,6 +21,7 @@ from workbench.graph.read.memory import saved_tensors
 from workbench.graph.read.nodes import module_path
 from workbench.passes.registry import RegisteredPass, find_pass
 from workbench.recipe.contracts import Stage
+from workbench.recipe.hooks import hook_of
 from workbench.recipe.sections import PassSpec, listed
 from workbench.torch_api import aot
 from workbench.torch_api.garbage import uncollected
@@ -218,8 +219,8 @@ def run_partitioned(
             item, options, before, pair.known, map(pair.context, pair.parts), pair.facts
         )
         record.order = pair.facts.order
-        if record.broken is None:
-            record.chosen = order.chosen_by(item, record.after, options)
+        if item.order_costs is not None and record.has_graphs and record.broken is None:
+            record.chosen = hook_of("check", "order")(item, record.after, options)
         _read_now(record)
         if stage in (Stage.LOWERING, Stage.REPLAY):
             pair.known.bodies = record.after

@@ -8,7 +8,8 @@ from typing import Any
 from workbench.errors import WorkbenchError
 from workbench.recipe.plugins import load_plugins
 
-HOOKS = {"capture.joint": "workbench.graph.capture:by_aot_autograd",
+HOOKS = {"check.order": "workbench.checks.order:chosen_by",
+         "capture.joint": "workbench.graph.capture:by_aot_autograd",
          "level.full": "workbench.pipeline.proofs.numerics_proof:prove_numerics",
          "training.step.pair": "workbench.pipeline.stages:PairStep"}
 _FOLDERS = {"capture.traced": "traced_capture", "training.step.whole": "whole_step"}

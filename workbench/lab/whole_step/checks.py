@@ -9,7 +9,6 @@ from typing import Any
 from torch.fx import Node
 
 from workbench.checks import collectives, lint
-from workbench.checks.order import kept_after
 from workbench.checks.verdicts import Outcome, Verdict
 from workbench.graph.read.collectives import list_collectives
 from workbench.graph.read.memory import inputs_written
@@ -23,7 +22,7 @@ def of_joined(joined: Joined) -> list[Verdict]:
     verdicts = [_lint(joined), _collectives(joined)]
     order = joined.facts.order
     if order is not None and order.hidden:
-        verdicts.append(kept_after(order, joined.graphs, "the joined graph"))
+        verdicts.append(order.kept_after(joined.graphs, "the joined graph"))
     return verdicts
 
 

@@ -186,7 +186,8 @@ def _facts(pair: ForwardBackward, copies: dict[Node, Node]) -> StepFacts:
     if step.order is not None:
         names = {f"{part} {node.name}": f"step {copies[node].name}" for part, graph in pair.by_part.items()
                  for node in graph.graph.nodes if node in copies}
-        step.order = replace(step.order, hidden={names[key]: count for key, count in step.order.hidden.items()})
+        step.order = copy.copy(step.order)
+        step.order.hidden = {names[key]: count for key, count in step.order.hidden.items()}
     return step
 
 
