@@ -67,7 +67,7 @@ OF_RECIPES = {
 @pytest.fixture
 def registered() -> Iterator[None]:
     yield
-    for family in families.own_families():
+    for family in families.user_families():
         del families._FAMILIES[family.name], SIZES[family.name]
 
 

@@ -29,14 +29,14 @@ GOOD = Facts("3.11.7", ("Linux", "x86_64"), "2.13.0+cpu", 2, "g++ 12.2.0", packa
 
 
 def about(what: str, facts: Facts) -> Finding:
-    return next(f for f in findings(facts) if f.what == what)
+    return next(f for f in findings(facts) if f.topic == what)
 
 
 def test_a_good_machine_is_ready_and_each_test_that_did_not_pass_is_told() -> None:
     assert [f.mark for f in findings(GOOD)].count("bad") == 0
     assert text(findings(GOOD)).splitlines()[-1] == "ready: try `workbench tour`"
     assert about("platform", GOOD) == Finding("ok", "platform", "Linux x86_64")
-    told = [(f.what, f.found) for f in findings(replace(GOOD, torch="2.11.0")) if f.what in ("failed", "skipped")]
+    told = [(f.topic, f.state) for f in findings(replace(GOOD, torch="2.11.0")) if f.topic in ("failed", "skipped")]
     assert told == [("failed", "bucketing"), ("skipped", "flex")]
 
 
@@ -58,7 +58,7 @@ def test_a_good_machine_is_ready_and_each_test_that_did_not_pass_is_told() -> No
 ])
 def test_what_is_missing_is_told_with_what_to_do(what: str, change: dict, mark: str, found: str, do: str) -> None:
     told = about(what, replace(GOOD, **change))
-    assert told.mark == mark and told.found.startswith(found) and do in told.do
+    assert told.mark == mark and told.state.startswith(found) and do in told.do
 
 
 def test_the_tables_are_read_from_their_files(tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ def register_model(
     return register
 
 
-def own_families() -> list[Family]:
+def user_families() -> list[Family]:
     """The families that a user registered in this process."""
     return [f for f in _FAMILIES.values() if f.sizes is not None]
 
@@ -116,4 +116,4 @@ def install_families(families: list[Family]) -> None:
         _FAMILIES[family.name] = family
 
 
-known_on_ranks("model", own_families, install_families)
+known_on_ranks("model", user_families, install_families)

@@ -11,12 +11,12 @@ from torch.fx import Graph, GraphModule, Node
 from workbench.torch_api.inductor.lowering import detect_fake_mode
 from workbench.torch_api.ops import aliased_inputs
 
-_OWN = ("val", "tensor_meta", "desc", "eager_input_vals")  # metadata that belongs to one node
+_NODE_META = ("val", "tensor_meta", "desc", "eager_input_vals")  # metadata that belongs to one node
 
 
 def origin_of(node: Node) -> dict[str, Any]:
     """The metadata of a node that another one in its place inherits: all but what belongs to its value."""
-    return {key: value for key, value in node.meta.items() if key not in _OWN}
+    return {key: value for key, value in node.meta.items() if key not in _NODE_META}
 
 
 def refresh_views(gm: GraphModule, fresh: set[Node]) -> None:

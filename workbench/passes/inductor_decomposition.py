@@ -36,7 +36,7 @@ from workbench.torch_api import tree as pytree
 from workbench.torch_api.inductor import lowering
 from workbench.torch_api.ops import is_random, is_symbolic, op_name
 
-_OWN = ("val", "tensor_meta", "desc")  # belongs to one node and is never handed to its replacements
+_NODE_META = ("val", "tensor_meta", "desc")  # not handed to the replacements of a node
 
 
 def _signature(value: Any) -> Any:
@@ -88,7 +88,7 @@ class Decomposer:
         inside: dict[Node, Any] = dict(
             zip(body.graph.find_nodes(op="placeholder"), tensors, strict=True)
         )
-        inherited = {k: v for k, v in node.meta.items() if k not in _OWN}
+        inherited = {k: v for k, v in node.meta.items() if k not in _NODE_META}
         for inner in body.graph.nodes:
             if inner.op == "get_attr":
                 raise WorkbenchError(

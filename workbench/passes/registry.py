@@ -148,7 +148,7 @@ def find_pass(name: str) -> RegisteredPass:
     return _PASSES[name]
 
 
-def own_passes() -> list[RegisteredPass]:
+def user_passes() -> list[RegisteredPass]:
     """The passes that a user registered in this process."""
     return [p for p in _PASSES.values() if p.contract.source == "user"]
 
@@ -161,4 +161,4 @@ def install_passes(passes: list[RegisteredPass]) -> None:
         _PASSES[item.name] = item
 
 
-known_on_ranks("pass", own_passes, install_passes)
+known_on_ranks("pass", user_passes, install_passes)

@@ -110,7 +110,7 @@ class ModelSpec(Declared):
         return value
 
     @model_validator(mode="after")
-    def _own_sizes(self) -> Self:
+    def _allowed_sizes(self) -> Self:
         overrides = self.model_dump(exclude=_NO_SIZES, exclude_none=True)
         if other := [key for key in overrides if key not in SIZES[self.family][self.flavor]]:
             raise ValueError(f"{self.family} has no {other[0]}: leave it out")

@@ -50,8 +50,8 @@ class Finding:
     """One line: mark "ok", "note" or "bad", what was checked, what was found, and what to do (or "")."""
 
     mark: str
-    what: str
-    found: str
+    topic: str
+    state: str
     do: str = ""
 
 
@@ -183,10 +183,10 @@ def text(findings: list[Finding], *, color: bool = False) -> str:
     for finding in findings:
         mark = f"{finding.mark:<4}"
         shown = f"\033[{_COLORS[finding.mark]}m{mark}\033[0m" if color else mark
-        lines.append(f"{shown}  {finding.what:<14}{finding.found}")
+        lines.append(f"{shown}  {finding.topic:<14}{finding.state}")
         if finding.do:
             lines.append(f"{'':20}-> {finding.do}")
-    bad = [finding.what for finding in findings if finding.mark == "bad"]
+    bad = [finding.topic for finding in findings if finding.mark == "bad"]
     return "\n".join(
         [*lines, "", f"fix first: {', '.join(bad)}" if bad else "ready: try `workbench tour`"]
     )

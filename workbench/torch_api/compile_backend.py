@@ -25,7 +25,7 @@ from workbench.torch_api import aot, partitioning
 _STEP = re.compile(r"_(modules|parameters|buffers)\['([^']+)'\]")
 
 
-def held_by_module(
+def find_module_inputs(
     graph: GraphModule, example_inputs: Sequence[Any]
 ) -> dict[int, tuple[str, bool]]:
     """By position: the qualified name of each input that is a parameter or buffer, and whether it is a parameter.
@@ -99,7 +99,7 @@ def through_autograd(
     Returns the callable for Dynamo, and the forward and backward, whose bodies are open. The pair is None where nothing
     needs a gradient; such a graph runs unchanged.
     """
-    module_inputs = held_by_module(graph, example_inputs)
+    module_inputs = find_module_inputs(graph, example_inputs)
     slots: dict[str, aot.LateBound] = {}
 
     def compiler(which: str) -> Callable[[GraphModule, list[Any]], Callable[[list[Any]], Any]]:

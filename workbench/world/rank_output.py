@@ -22,7 +22,7 @@ class Echo:
     def __init__(self, mode: str, size: int) -> None:
         self.mode, self.quiet = mode, True
         self._part = [b""] * size
-        self._held: list[list[str]] = [[] for _ in range(size)]
+        self._grouped: list[list[str]] = [[] for _ in range(size)]
         self._bar, self._drawn = "", 0.0
         self.tail: list[deque[str]] = [deque(maxlen=TAIL_LINES) for _ in range(size)]
 
@@ -42,7 +42,7 @@ class Echo:
         for rank, part in enumerate(self._part):
             if part:
                 self.feed(rank, b"\n")
-        for lines in self._held:
+        for lines in self._grouped:
             sys.stdout.write("".join(lines))
             lines.clear()
 
@@ -57,7 +57,7 @@ class Echo:
             return
         text = [f"[rank {rank}] {line}\n" for line in lines]
         if self.mode == "grouped":
-            self._held[rank].extend(text)
+            self._grouped[rank].extend(text)
         elif text:
             sys.stdout.write(self._wiped() + "".join(text))
             sys.stdout.flush()

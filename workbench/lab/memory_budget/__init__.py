@@ -48,7 +48,7 @@ class BudgetOptions(Options):
     device: str = "h100"
 
     @model_validator(mode="after")
-    def _one(self) -> "BudgetOptions":
+    def _one_budget(self) -> "BudgetOptions":
         if self.gib is not None and self.fraction is not None:
             raise ValueError("gib and fraction are both given: give one of them")
         return self

@@ -88,7 +88,7 @@ def join(pair: ForwardBackward, update: Update, *, decompositions: dict[Any, Any
     _append(graph, "forward", pair.forward, copies, attributes)
     saved = iter(saved_nodes(pair.forward, pair.backward))
     for node in pair.backward.graph.find_nodes(op="placeholder"):
-        copies[node] = _one(graph, node) if aot.is_tangent(node) else copies[next(saved)]
+        copies[node] = _unit_gradient(graph, node) if aot.is_tangent(node) else copies[next(saved)]
     _append(graph, "backward", pair.backward, copies, attributes)
     inputs = {aot.parameter_of(node): copies[node] for node in pair.forward.graph.find_nodes(op="placeholder")
               if _is_tensor(node)}
@@ -117,7 +117,7 @@ def _append(graph: Graph, part: str, source: GraphModule, copies: dict[Node, Nod
         attributes[name] = attrgetter(str(node.target))(source)
 
 
-def _one(graph: Graph, tangent: Node) -> Node:
+def _unit_gradient(graph: Graph, tangent: Node) -> Node:
     """The gradient of the loss by itself."""
     value = tangent.meta["val"]
     gradient = graph.call_function(torch.ops.aten.full.default, (list(value.shape), 1.0), {

@@ -136,7 +136,7 @@ class Lesson(Declared):
 
         A second guess does not replace the first. Raises LessonError for a question that is not declared.
         """
-        asked = self._one_of(self.questions, "question", name)
+        asked = self._declared(self.questions, "question", name)
         known = self._guesses.get(name)
         if known is None or known.guess is None:
             self._guesses[name] = Prediction(asked.ask, guess, exact=asked.exact)
@@ -167,9 +167,9 @@ class Lesson(Declared):
 
     def checkpoint(self, name: str) -> Checkpoint:
         """The checkpoint of this name. LessonError where there is none."""
-        return self._one_of(self.checkpoints, "checkpoint", name)
+        return self._declared(self.checkpoints, "checkpoint", name)
 
-    def _one_of(self, declared: tuple[Named, ...], noun: str, name: str) -> Named:
+    def _declared(self, declared: tuple[Named, ...], noun: str, name: str) -> Named:
         by_name = {item.name: item for item in declared}
         if name not in by_name:
             problem = Problem(f"{noun}s", f"no {noun} {name!r}" + suggestion(name, by_name))

@@ -89,13 +89,13 @@ class _Watch:
     def close(self) -> None:
         self.graph._unregister_replace_node_hook(self._replaced)
 
-    def tell(self, generated: str, made_of: Any, name: str) -> None:
+    def tell(self, generated: str, scheduled: Any, name: str) -> None:
         """Note a kernel call that Inductor writes, for a list of the scheduler's nodes or for one extern kernel."""
         from torch._inductor.virtualized import V
 
         self.lowerings[id(V.graph)] = V.graph
-        if isinstance(made_of, list | tuple):
-            parts = [part for n in made_of if hasattr(n, "get_nodes") for part in n.get_nodes()]
+        if isinstance(scheduled, list | tuple):
+            parts = [part for n in scheduled if hasattr(n, "get_nodes") for part in n.get_nodes()]
             origins = [
                 o for part in parts if part.node is not None for o in part.node.get_origins()
             ]
@@ -103,13 +103,13 @@ class _Watch:
             exact = list(dict.fromkeys(origins))
             self.calls.append(_Call(name, generated or "other", exact, [], writes))
             return
-        origins, kind = list(made_of.get_origins()), _kind(made_of)
+        origins, kind = list(scheduled.get_origins()), _kind(scheduled)
         # the origins include the inputs' nodes; origin_node is the kernel's own, but wrong for a collective
-        exact = [made_of.origin_node] if made_of.origin_node is not None else [
-            o for o in origins if o.target is made_of.op_overload]
+        exact = [scheduled.origin_node] if scheduled.origin_node is not None else [
+            o for o in origins if o.target is scheduled.op_overload]
         if kind in _MARKS:
             exact = [o for o in origins if o.op == "call_function" and _MARKS[kind](o.target)]
-        self.calls.append(_Call(name, kind, exact or origins, origins, {made_of.get_name()}))
+        self.calls.append(_Call(name, kind, exact or origins, origins, {scheduled.get_name()}))
 
     def _gone(self) -> tuple[dict[str, str], list[str], dict[Node, list[str]]]:
         """The nodes that passes removed: replaced by another of ours, without replacement, or by Inductor's own."""

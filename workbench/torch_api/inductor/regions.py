@@ -189,7 +189,7 @@ def _function(name: str, compiled: Callable[..., Any], results: list[Any]) -> Ca
     return run
 
 
-def made_of_region(function: Any) -> list[Any] | None:
+def inductor_results(function: Any) -> list[Any] | None:
     """What Inductor made of the region that this function runs, or None for another function.
 
     One result of Inductor is all that runs: AOTAutograd around it passes on tensors that need no gradient.
@@ -199,5 +199,5 @@ def made_of_region(function: Any) -> list[Any] | None:
 
 def seen_of(call: Node) -> list[kernels.Seen]:
     """The records of the compilation of the region that `call` calls."""
-    records = [kernels.seen(result) for result in made_of_region(call.target) or ()]
+    records = [kernels.seen(result) for result in inductor_results(call.target) or ()]
     return [record for record in records if record is not None]

@@ -27,7 +27,7 @@ from workbench.torch_api.inductor.carried import (
     kernels_for,
     text_for_any_gpu,
 )
-from workbench.torch_api.inductor.regions import made_of_region
+from workbench.torch_api.inductor.regions import inductor_results
 from workbench.torch_api.ops import is_fake, is_symbolic
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
@@ -202,7 +202,7 @@ def _take_regions(graph: GraphModule, where: str) -> list[Compiled]:
     """Let the graph call its compiled regions as submodules, and return what Inductor made of them."""
     regions: dict[str, Compiled] = {}
     for node in graph.graph.nodes:
-        parts = made_of_region(node.target)
+        parts = inductor_results(node.target)
         if parts is None:
             continue
         (part,) = parts  # of more, AOTAutograd would put them together, and no file can hold that
