@@ -1,5 +1,6 @@
 """What "Write your own pass" alone uses.
 
-    first_wrong  a grader: the first node whose value is wrong
-    propose      a contract from a pass's first run
+    copies       the copies before a reduce-scatter: which tokens they hand out, which there are, what one costs
+    scaled       a step of ten operators, one pass on it with values, and a model to take the pass along to
+    tied         the museum's model, whose output weight is its embedding
 """

@@ -3,7 +3,6 @@
 import torch
 
 from workbench import Effect, find_nodes, replace_pattern
-from workbench.lab.bisect import bisect
 
 
 def effect():
@@ -17,15 +16,6 @@ def effect():
         return Effect(went == len(ones), f"{went} of {len(ones)} multiplications by 1 went")
 
     return fewer
-
-
-def last_copy(chosen, rows_each):
-    """Each piece comes from a split of its own."""
-
-    def pattern(x):
-        return torch.cat([x.split(rows_each, 1)[i] for i in range(chosen.tp)])
-
-    return pattern
 
 
 def repair(cuts):
@@ -42,11 +32,6 @@ def repair(cuts):
         return gm
 
     return guarded
-
-
-def first_wrong(suspect, pool) -> str:
-    """What bisect finds on real ranks."""
-    return bisect(suspect, world=pool, progress=False).found.after.name
 
 
 def scatter_once():

@@ -15,7 +15,6 @@ from workbench_lessons.l03_split_forward_and_backward.partitioner import Partiti
 from workbench_lessons.l05_bucket_and_overlap.collective_order import CollectiveOrder
 from workbench_lessons.l07_compile_everything.kernel_calls import calls_of
 from workbench_lessons.l08_replay_with_cudagraphs.whole_sum import whole_sum
-from workbench_lessons.l11_write_your_own_pass.first_wrong import first_of
 
 pytestmark = pytest.mark.integration
 PLACED = "workbench_lessons.l01_author_with_dtensor.placement_lab:placed"
@@ -108,14 +107,6 @@ def test_an_order_is_taken_from_the_board_or_typed(board):
         0.0, f"the order is no permutation of the graph's nodes (backward, {len(board.given)} nodes): "
              "1 nodes are missing, output first")
     assert ordered(3, board)[1] == "give the board, or the names of all its nodes in their order"
-
-
-@pytest.mark.parametrize(("answer", "score", "message"), [
-    (" sub ", 1, "right"), (SimpleNamespace(name="sub"), 1, "right"), ("mul", 0, "the value of 'mul' is still right"),
-    ("add", 0, "the first wrong value comes before 'add'"), ("div", 0, "no node 'div' in the graph"),
-])
-def test_the_first_wrong_node_is_asked_for(answer, score, message):
-    assert first_of(answer, truth="sub", order=["mul", "sub", "add"]) == (score, message)
 
 
 def test_a_sum_that_lacks_little_is_told():

@@ -1,0 +1,44 @@
+"""The exhibit of the museum: a model whose output weight is its embedding, so one parameter is read twice."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.fx import Node
+
+from workbench import draw, load_recipe, register_model
+from workbench.authoring.models.loss import CrossEntropy
+from workbench.graph.capture import JointGraph
+from workbench.notebook.draw.picture import Picture
+from workbench.recipe.recipe import Recipe
+
+
+class Tied(nn.Module):
+    """Embedding [256, 8] and output layer share one weight. Reads tokens and targets, int64; returns the loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.output = nn.Embedding(256, 8), nn.Linear(8, 256, bias=False)
+        self.output.weight, self.loss = self.embed.weight, CrossEntropy()
+
+    def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return self.loss(self.output(self.embed(tokens)), targets)
+
+
+def tied_recipe(ranks: int) -> Recipe:
+    """One step of `Tied` under FSDP on `ranks` ranks; registers the model as "tied"."""
+    register_model("tied", sizes={"vocab_size": 256, "max_seq_len": 16})(lambda sizes: Tied())
+    return load_recipe("llama3").override({
+        "name": "tied", "model.family": "tied", "mesh.dp_shard": ranks, "mesh.tp": 1,
+        "data.seq_len": 16, "training.steps": 1})
+
+
+def gradients_of(tied: JointGraph) -> Picture:
+    """Both directions of the step, with the two reduce-scatters and the sum of what they return."""
+    title = "the tied model; left out: views, waits, and the loss itself"
+    return draw.dataflow(tied.graph, title, views=False, name_of=_role, rest="other operators")
+
+
+def _role(node: Node) -> str:
+    roles = {"reduce_scatter": "scatters a gradient", "add": "adds both gradients"}
+    return next((role for name, role in roles.items() if node.name.startswith(name)), "")
