@@ -44,7 +44,8 @@ def copy_table(joint: JointGraph) -> Table:
     for node in copies(joint.graph):
         place = provenance(node)
         half = "backward" if place.backward else "forward"
-        rows.append((node.name, node.meta["val"].nbytes, half, place.module, " ".join(map(_piece, node.all_input_nodes))))
+        pieces = " ".join(map(_piece, node.all_input_nodes))
+        rows.append((node.name, node.meta["val"].nbytes, half, place.module, pieces))
     return draw.table("copies before a reduce-scatter", ("node", "bytes", "half", "module", "concatenates"), rows)
 
 
