@@ -131,15 +131,15 @@ def _in_graphs(graphs: Graphs, costs: Callable[[GraphModule], Costs]) -> dict[st
 
 
 def _in_code(graphs: Graphs, compiled: Graphs, order: ChosenOrder) -> dict[str, Between]:
-    found: dict[str, Between] = {}
+    by_name: dict[str, Between] = {}
     # none where nothing was observed
     for graph, kernels in zip(graphs, kernels_of(graphs, compiled), strict=False):
         costs = order.costs(graph)
         needed = {node.name: ms for node, ms in costs.collective.items()}
         times = kernels_ms(kernels, graph, costs.spec)
-        found |= {f"{facts_of(graph).part} {name}": value
+        by_name |= {f"{facts_of(graph).part} {name}": value
                   for name, value in between_calls(kernels, graph, times, needed).items()}
-    return found
+    return by_name
 
 
 def _kept(order: ChosenOrder, now: Mapping[str, Between], where: str) -> Verdict:
