@@ -99,7 +99,12 @@ def only_the_workbench_torch_its_widgets_and_the_standard_library_are_imported(p
 
 
 # the other lessons are still longer than the limits
-SHORT = ["05_bucket_and_overlap", "10_run_on_real_ranks", "11_write_your_own_pass"]
+SHORT = [
+    "05_bucket_and_overlap",
+    "10_run_on_real_ranks",
+    "11_write_your_own_pass",
+    "15_one_graph_for_the_whole_step",
+]
 
 
 @pytest.mark.parametrize("lesson", SHORT)

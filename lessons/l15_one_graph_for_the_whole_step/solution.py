@@ -8,9 +8,9 @@ def all_inputs(forward, llama) -> int:
     return len(forward.graph.find_nodes(op="placeholder")) + 2 * len(llama.trained) + 2
 
 
-def saved_bytes(built) -> int:
+def saved_bytes(authored) -> int:
     """One read of each gradient is gone; the scaled gradient is still written."""
-    return sum(p.numel() * p.element_size() for p in built.authored.module.parameters())
+    return sum(p.numel() * p.element_size() for p in authored.module.parameters())
 
 
 def tips(size, tail) -> float:

@@ -5,32 +5,36 @@ from __future__ import annotations
 import random
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
-from torch.fx.experimental.proxy_tensor import make_fx
 
+from workbench.authoring.author import author
 from workbench.checks.lint import stale_reads
 from workbench.errors import WorkbenchError
 from workbench.graph.read.nodes import lists_of_update, updates_of
 from workbench.graph.read.program import program
 from workbench.lab.traces.trace_file import TracedStep
 from workbench.lab.whole_step.join import StepGraph
+from workbench.notebook.draw.picture import Table, table
 from workbench.notebook.lessons.grading import by_cases, by_slips
 from workbench.pipeline.gpu_communication import union
 from workbench.recipe.files import json_lines
+from workbench.recipe.recipe import load_recipe
 from workbench.tools.compatibility import results_dir
 from workbench.torch_api.ops import tensor_bytes
+from workbench.world.fake import fake_world
 from workbench_lessons.l08_replay_with_cudagraphs.launch_bound import Pace
-from workbench_lessons.l14_read_your_own_trace.traces import gaps_of, late_ms
 from workbench_lessons.l14_read_your_own_trace.traces_graded import near
 
 RECORDED = results_dir() / "whole_step_h200x1.jsonl"
+VARIANTS = {"compile": "outside, torch.compile", "llama3_calibrated_cudagraph": "outside",
+            "llama3_whole_step_cudagraph": "in the graph",
+            "llama3_whole_step_fused_cudagraph": "in the graph, fused_clip_adamw"}
 LEAD = 50  # microseconds that a tail's picture shows before the end of its first launch
 Row = tuple[str, str, tuple[str, ...]]
 """A line of a small program: its name, its kind (input, view, compute or update), and the names that it takes."""
@@ -68,74 +72,49 @@ def traffic(joined: StepGraph) -> dict[str, tuple[int, int]]:
     return found | {"update": (read, written)}
 
 
-def gradients_read(joined: StepGraph) -> dict[str, int]:
-    """The bytes of gradients, raw or scaled, that norm, scaling and update read."""
-    moved = traffic(joined)
-    update = sum(_size(gradient) for update in updates_of(joined.graph) for gradient in lists_of_update(update)[1])
-    return {"norm": moved["norm"][0], "scaling": moved["scaling"][0], "update": update}
-
-
 def _size(node: Node) -> int:
     return tensor_bytes(node.meta["val"])
 
 
-def recorded() -> list[dict[str, Any]]:
-    """The steps recorded on one GPU, with clipping and AdamW outside of the graphs and inside."""
+def elements_of_1b(layers: int) -> int:
+    """The number of parameters of a llama3 1b with so many layers."""
+    with fake_world(1) as world:
+        changes = {"mesh.dp_shard": 1, "mesh.tp": 1, "model.flavor": "1b", "model.n_layers": layers}
+        authored = author(load_recipe("llama3").override(changes), world)
+    return sum(p.numel() for p in authored.module.parameters())
+
+
+def steps_on_gpus() -> Table:
+    """The timed steps of llama3 with clipping and AdamW outside of the graphs and inside: on one GPU, and on two."""
     if not RECORDED.is_file():
         raise WorkbenchError(f"{RECORDED}: no such file: run from a checkout")
-    return json_lines(RECORDED)
-
-
-def on_two_gpus(flavor: str) -> dict[str, list[dict[str, Any]]]:
-    """The timed runs of llama3 on two GPUs, 2-way FSDP, by variant; a variant that was not measured is missing."""
-    found: dict[str, list[dict[str, Any]]] = {}
-    for run in json_lines(RECORDED.with_name(f"llama3_{flavor}_h200x2.jsonl")):
-        if "step_ms" in run and run["changes"]["mesh.tp"] == "1":
-            found.setdefault(run["variant"], []).append(run)
-    return found
-
-
-def added_passes(run: dict[str, Any], base: dict[str, Any]) -> str:
-    """The passes of a timed run on top of those of another, which are P; all of its own where it has not all of P."""
-    names, known = ([each["name"] for each in given.get("passes", [])] for given in (run, base))
-    if not {*known} <= {*names}:
-        return ", ".join(names) or "none"
-    return " + ".join(["P", *(name for name in names if name not in known)])
-
-
-def calls_of_loop(parameters: Iterable[torch.Tensor]) -> list[str]:
-    """The operators that the loop's clipping and AdamW call on a CPU. They run on copies of the parameters."""
-    copies = [p.detach().clone().requires_grad_() for p in parameters]
-    optimizer = torch.optim.AdamW(copies, fused=True)
-
-    def tail() -> None:
-        torch.nn.utils.clip_grad_norm_(copies, 1.0)
-        optimizer.step()
-
-    for copy in copies:
-        copy.grad = torch.ones_like(copy)
-    tail()  # the first call makes the states
-    return [str(node.target).split(".")[1] for node in make_fx(tail)().graph.nodes
-            if str(node.target).startswith("aten.")]
+    one = {row["step"]: row for row in json_lines(RECORDED) if "cudagraph" in row["passes"]}
+    rows = [("1b on 1 H200", said, f"{one[step]['step_ms']:.1f}", f"{one[step]['launches']}{more}",
+             f"{one[step]['peak_bytes'] / 2**30:.1f}")
+            for step, said, more in (("pair", "outside", " + the tail's"), ("whole", "in the graph", ""))]
+    for flavor in ("1b", "8b"):
+        found: dict[str, list[dict[str, Any]]] = {}
+        for run in json_lines(RECORDED.with_name(f"llama3_{flavor}_h200x2.jsonl")):
+            if "step_ms" in run and run["changes"]["mesh.tp"] == "1":
+                found.setdefault(run["variant"], []).append(run)
+        rows += [(f"{flavor} on 2 H200", said, ", ".join(f"{run['step_ms']:.1f}" for run in found[name]),
+                  f"{found[name][0]['launches']:,}", f"{max(run['reserved_gib'] for run in found[name]):.1f}")
+                 for name, said in VARIANTS.items() if name in found]
+    return table("steps of llama3, timed", ("model", "clipping and AdamW", "step, ms", "launches", "GiB"), rows)
 
 
 @dataclass(frozen=True)
 class Tail:
     """Clipping and AdamW at the end of a traced step, in milliseconds.
 
-    launches: of kernels. ahead_ms: from the first launch to its kernel. cpu_ms: from the CPU's first launch to its
-    last; longest_ms: of it, the six longest gaps between launches. gpu_ms: in which a kernel runs, of it clip_ms and
-    adamw_ms. idle_ms: between the kernels. late_ms: of it, before kernels that were launched too late.
+    launches: of kernels. cpu_ms: from the CPU's first launch to its last. gpu_ms: in which a kernel runs, of it clip_ms
+    and adamw_ms.
     """
 
     launches: int
-    ahead_ms: float
     cpu_ms: float
-    longest_ms: float
     clip_ms: float
     adamw_ms: float
-    idle_ms: float
-    late_ms: float
 
     @property
     def gpu_ms(self) -> float:
@@ -144,22 +123,11 @@ class Tail:
 
 def tail_of(step: TracedStep) -> Tail:
     """The part of a traced step from the fill of the norm's buffer on. It runs on one stream."""
-    first = _first_of_tail(step)
-    tail, from_before = step.events[first:], replace(step, events=step.events[first - 1:])
+    tail = step.events[_first_of_tail(step):]
     launched = sorted(event.launched for event in tail if event.launched is not None)
-    longest = sorted(after - before for before, after in pairwise(launched))[-6:]
     busy = {kind: sum(e.end - e.begin for e in tail if ("FusedOptimizer" in e.name) == kind) for kind in (True, False)}
     launches = sum(not event.name.startswith("Mem") for event in tail)
-    return Tail(launches, (tail[0].begin - launched[0]) / 1e3, (launched[-1] - launched[0]) / 1e3, sum(longest) / 1e3,
-                busy[False] / 1e3, busy[True] / 1e3, sum(end - begin for begin, end, _ in gaps_of(from_before)) / 1e3,
-                late_ms(from_before))
-
-
-def launches_of(step: TracedStep) -> dict[str, int]:
-    """The launches of a traced step's tail that go over all elements, by part; each takes a limited number."""
-    names = [event.name for event in step.events[_first_of_tail(step):]]
-    markers = {"norm": "LpNormFunctor", "scaling": "BinaryOpScalarTensor", "AdamW": "FusedOptimizer"}
-    return {part: sum(marker in name for name in names) for part, marker in markers.items()}
+    return Tail(launches, (launched[-1] - launched[0]) / 1e3, busy[False] / 1e3, busy[True] / 1e3)
 
 
 def _first_of_tail(step: TracedStep) -> int:
