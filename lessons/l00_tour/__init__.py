@@ -1,5 +1,5 @@
 """What "The tour" alone uses.
 
     pass_chips  passes on and off, and their order
-    tour        recorded steps and slow products; graders
+    tour        tables of the step and of recorded steps; graders
 """

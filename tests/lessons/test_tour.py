@@ -1,12 +1,26 @@
-"""What "The tour" says about recorded steps holds for the records, and its graders name what is missing."""
+"""What "The tour" shows are the figures of its step and of the records, and its graders name what is missing."""
 
 from __future__ import annotations
 
-import pytest
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
-from workbench_lessons.l00_tour.tour import saves_less, unnoticed
+import pytest
+import torch
+
+from workbench import WorkbenchError
+from workbench_lessons.l00_tour.solution import unnoticed as solution
+from workbench_lessons.l00_tour.tour import (
+    compared,
+    largest_difference,
+    recorded_steps,
+    saves_less,
+    unnoticed,
+)
 
 MOST = {"collectives": 27, "saved bytes": 169_632}
+Gradient = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 @pytest.mark.parametrize(("collectives", "saved", "score", "said"), [
@@ -20,25 +34,60 @@ def test_saving_less_scores_each_condition(collectives: int, saved: int, score: 
 
 @pytest.mark.parametrize(("options", "said"), [
     ({"policy": "selective", "every_nth_matmul": 2}, "; n = 2 keeps b"), ({}, "; n = 2 keeps b"),
-    ({"policy": "selective", "every_nth_matmul": 4}, "; n = 4 keeps no product"), ({"policy": "full"}, " allowed"),
+    ({"policy": "selective", "every_nth_matmul": 4}, "; n = 4 keeps no matmul"), ({"policy": "full"}, " allowed"),
 ])
-def test_saving_less_names_the_products_that_are_kept(options: dict[str, object], said: str) -> None:
+def test_saving_less_names_the_matmuls_that_are_kept(options: dict[str, object], said: str) -> None:
     got = saves_less(dict(MOST), most=MOST, options=options, products=("a", "b", "c"))
     assert got[1].endswith(said)
 
 
-@pytest.mark.parametrize(("loss", "gradient", "failed", "score", "said"), [
-    (0.067, 12.7, [], 1 / 3, "AdamW takes other steps; the worst gradient is wrong by 13 % of its norm, 50 % wanted"),
-    (0.0, 100.0, ["effect"], 2 / 3, "effect did not pass"),
-    (0.0, 0.0, ["effect"], 1 / 3, "the pass changed nothing, so its effect is NO_EFFECT"),
-    (0.0001, 50.0, [], 1.0, "no loss differs by more than 0.000 %"),
-    (float("nan"), 100.0, [], 2 / 3, "nan %"),
+@pytest.mark.parametrize(("loss", "cosine", "failed", "score", "said"), [
+    (0.067, 0.5, [], 2 / 3, "AdamW takes other steps; the cosine with the right gradient is 0.50"),
+    (0.0, 0.5, ["effect"], 2 / 3, "effect did not pass"),
+    (0.0, 1.0, [], 2 / 3, "the cosine with the right gradient is 1.00, at most 0.9 wanted"),
+    (0.0001, 0.9, [], 1.0, "no loss differs by more than 0.01 %"),
+    (float("nan"), 0.5, [], 2 / 3, "nan %"),
 ])
-def test_an_unnoticed_pass_scores_each_condition(loss: float, gradient: float, failed: list[str], score: float,
+def test_an_unnoticed_pass_scores_each_condition(loss: float, cosine: float, failed: list[str], score: float,
                                                  said: str) -> None:
-    given = {"loss": loss, "first loss": 0.0, "gradient": gradient, "failed": failed}
+    given = {"loss": loss, "first loss": 0.0, "cosine": cosine, "failed": failed}
     found = unnoticed(given)
     assert found[0] == pytest.approx(score) and said in found[1]
-    assert "change only what follows `# backward`" in unnoticed(given | {"loss": 0.067, "first loss": 0.013})[1]
+    assert "so the forward is wrong, too" in unnoticed(given | {"loss": 0.067, "first loss": 0.013})[1]
     assert unnoticed({"stopped": "no"}) == (0.0, "the run stopped: no")
     assert unnoticed(None) == unnoticed({"loss": "0"}) == (0.0, "give the figures of a run")
+
+
+def report(*losses: float, failed: tuple[str, ...] = ()) -> Any:
+    checks = [SimpleNamespace(check=name, outcome="FAIL" if name in failed else "PASS")
+              for name in ("lint", "effect", "collectives", "numerics")]
+    return SimpleNamespace(training=SimpleNamespace(losses=losses), passes=[SimpleNamespace(verdicts=checks)])
+
+
+@pytest.mark.parametrize(("gradient", "failed", "score"), [
+    (solution(), (), 1), (solution(), ("lint",), 2 / 3), (lambda g, x: 2 * (g.t() @ x), (), 2 / 3),
+    (lambda g, x: -(g.t() @ x), (), 1),  # the losses, which are given here, would tell
+])
+def test_a_run_is_compared_with_the_right_one(gradient: Gradient, failed: tuple[str, ...], score: float) -> None:
+    given = compared(report(2.0, 1.0), lambda: report(2.0, 1.00001, failed=("numerics", *failed)), gradient)
+    assert unnoticed(given)[0] == pytest.approx(score)
+    assert given["loss"] == pytest.approx(0.001) and given["failed"] == list(failed)
+
+
+def test_a_run_that_stops_and_the_largest_difference_are_told() -> None:
+    def stops() -> Any:
+        raise WorkbenchError("no\nmore")
+
+    assert compared(report(1.0), stops, solution()) == {"stopped": "no"}
+    assert largest_difference(report(2.0, 1.0), report(2.0, 1.00001)) == "no loss differs by more than 0.01 %"
+    assert largest_difference(report(2.0), report(2.05)) == "no loss differs by more than 2.50 %"
+
+
+def test_what_the_lesson_says_of_recorded_steps_holds() -> None:
+    none, bucketing, four, replayed = recorded_steps().rows
+    steps = [[int(ms) for ms in str(row[1]).split(", ")] for row in (none, bucketing, four, replayed)]
+    assert (min(steps[0]), max(steps[0])) == (110, 175)  # the text names both
+    assert min(steps[0]) < min(steps[1]) and max(steps[1]) < max(steps[0])
+    assert len(steps[2]) == len(steps[3]) == 1 and steps[2][0] > 2 * max(steps[0])
+    assert steps[3][0] < min(map(min, steps[:3]))
+    assert float(replayed[3]) < min(float(row[3]) for row in (none, bucketing, four))

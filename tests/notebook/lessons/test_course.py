@@ -23,7 +23,7 @@ CHECK = """
 from workbench import load_lesson
 lesson = load_lesson("00_tour")
 lesson.check("save_less", {"bytes": max(0, 500_000 - 250_000)}, most={"bytes": 0})
-lesson.check("unnoticed", {"loss": 0.0, "first loss": 0.0, "gradient": 100.0, "failed": []})"""
+lesson.check("unnoticed", {"loss": 0.0, "first loss": 0.0, "cosine": 0.5, "failed": []})"""
 
 
 @pytest.fixture
