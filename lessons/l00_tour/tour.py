@@ -38,8 +38,8 @@ def largest_difference(right: Report, other: Report) -> str:
 
 def differences(right: Report, other: Report) -> list[float]:
     """How far each loss of `other` is from that of `right`, in percent."""
-    pairs = zip(right.training.losses, other.training.losses, strict=True)
-    return [100 * abs(loss / wanted - 1) for wanted, loss in pairs]
+    losses = [report.training.losses for report in (right, other) if report.training]
+    return [100 * abs(loss / wanted - 1) for wanted, loss in zip(*losses, strict=True)]
 
 
 def pass_by_pass(chips: PassChips, recipe: Recipe) -> Table:
