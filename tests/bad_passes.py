@@ -44,21 +44,6 @@ def gather_of(gm: GraphModule, parameter: str) -> Node:
     raise AssertionError(f"no gather of {parameter}")
 
 
-def scales_a_gradient(gm: GraphModule) -> GraphModule:
-    output = gm.graph.output_node()
-    outputs = list(output.args[0])
-    wq = next(i for i, desc in enumerate(output.meta["desc"]) if "wq.weight" in str(desc))
-    outputs[wq] = insert(gm, outputs[wq], ATEN.mul.Scalar, outputs[wq], 1.01)
-    output.args = (outputs,)
-    return gm
-
-
-def swaps_arguments(gm: GraphModule) -> GraphModule:
-    node = calls(gm, "aten.silu_backward")[0]
-    node.args = node.args[::-1]
-    return gm
-
-
 def drops_an_add(gm: GraphModule) -> GraphModule:
     residual = calls(gm, "aten.add")[1]
     assert residual.name == "add_1"
@@ -74,14 +59,6 @@ def rounds(gm: GraphModule) -> GraphModule:
     back = insert(gm, short, ATEN._to_copy.default, short)
     back.kwargs, back.meta["val"] = {"dtype": torch.float32}, node.meta["val"]
     node.replace_all_uses_with(back, delete_user_cb=lambda user: user is not short)
-    return gm
-
-
-def leaves_a_transpose_out(gm: GraphModule) -> GraphModule:
-    node = calls(gm, "aten.mm")[0]
-    turned = node.args[1]
-    assert turned.target is ATEN.t.default
-    node.args = (node.args[0], turned.args[0])
     return gm
 
 
@@ -122,13 +99,6 @@ def sums_gradients(gm: GraphModule) -> GraphModule:
     start = calls(gm, "_c10d_functional.reduce_scatter_tensor")[3]
     assert start.args[1] == "avg"
     start.args = (start.args[0], "sum", *start.args[2:])
-    return gm
-
-
-def slices_one_off(gm: GraphModule) -> GraphModule:
-    node = calls(gm, "aten.slice")[2]
-    source, dim, start, end = node.args
-    node.args = (source, dim, start + 1, end + 1)
     return gm
 
 
@@ -191,9 +161,9 @@ def does_nothing(gm: GraphModule) -> GraphModule:
 
 
 JOINT: tuple[Callable[[GraphModule], GraphModule], ...] = (
-    scales_a_gradient, swaps_arguments, drops_an_add, rounds, leaves_a_transpose_out, takes_gelu, takes_gelu_anew,
-    takes_gelu_and_renames, decomposes_and_errs, gathers_another_weight, sums_gradients, slices_one_off,
-    returns_gradients_swapped, errs_on_rank_1, multiplies_what_does_not_fit, does_nothing)
+    drops_an_add, rounds, takes_gelu, takes_gelu_anew, takes_gelu_and_renames, decomposes_and_errs,
+    gathers_another_weight, sums_gradients, returns_gradients_swapped, errs_on_rank_1, multiplies_what_does_not_fit,
+    does_nothing)
 PARTITIONED = (negates_in_backward, saves_another_tensor, buckets_and_mixes)
 
 

@@ -8,44 +8,37 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from on_ranks import FSDP4, small, user_pass
 from torch.fx import GraphModule
+from torch.nn import Linear
 
-from workbench.authoring import families
-from workbench.authoring.author import author
+from workbench.authoring.author import author, author_module
 from workbench.authoring.families import register_model
 from workbench.cli import main
 from workbench.errors import WorkbenchError
+from workbench.graph.capture import capture
 from workbench.notebook.lessons.grading import grade
 from workbench.passes.effect import Effect
 from workbench.pipeline.build import build
-from workbench.recipe.model_sizes import SIZES
+from workbench.pipeline.run_passes import run_joint
 from workbench.recipe.recipe import load_recipe
 from workbench.world.ranks import RankError
 
 HERE = Path(__file__)
 
 
-@pytest.mark.parametrize(("line", "call"), [
-    ("import sys; sys.exit()", "sys.exit()"),
-    ("import argparse; argparse.ArgumentParser(prog='p').parse_args(['--help'])", "sys.exit(0)"),
-])
-def test_an_imported_file_that_exits_is_refused(
-    line: str, call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_an_imported_file_that_exits_is_refused_and_an_interrupt_stays_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
-    file = tmp_path / "own_exits.py"
-    file.write_text(f"x = 1\n{line}\n")
-    says = f"{file}, line 2: {call} would end the whole process: raise an error instead, or return"
+    file, other = tmp_path / "own_exits.py", tmp_path / "own_interrupts.py"
+    file.write_text("x = 1\nimport argparse; argparse.ArgumentParser(prog='p').parse_args(['--help'])\n")
+    says = f"{file}, line 2: sys.exit(0) would end the whole process: raise an error instead, or return"
     assert main(["run", "llama3", "--world", "fake", "--import", str(file)]) == 2
     assert capsys.readouterr().err == f"workbench: error: {says}\n"
-
-
-def test_an_interrupt_of_the_users_stays_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    file = tmp_path / "own_interrupts.py"
-    file.write_text("raise KeyboardInterrupt\n")
-    assert main(["run", "llama3", "--world", "fake", "--import", str(file)]) == 130
+    other.write_text("raise KeyboardInterrupt\n")
+    assert main(["run", "llama3", "--world", "fake", "--import", str(other)]) == 130
 
 
 def test_the_package_itself_may_exit() -> None:
@@ -65,39 +58,32 @@ SAYS = f"{HERE}, line {exits.__code__.co_firstlineno + 1}: sys.exit(0) would end
 
 
 @pytest.mark.integration
-def test_a_pass_that_exits_is_named(fake4: Any) -> None:
-    with user_pass("exits", lambda gm: exits()) as mine, pytest.raises(WorkbenchError) as caught:
-        build(small(FSDP4, (mine,)), fake4)
-    assert str(caught.value).startswith(f"pass 'exits' on the joint graph: {SAYS}")
-
-
-@pytest.mark.integration
-@pytest.mark.parametrize("which", ["effect", "partition_effect"])
-def test_an_effect_that_exits_is_refused(which: str, fake4: Any) -> None:
-    given: dict[str, Any] = {"effect": lambda *_: Effect(True, "", {}), which: exits}
+def test_a_pass_or_its_effect_that_exits_is_named(fake4: Any) -> None:
+    linear = author_module(Linear(4, 4), fake4, None, batch=lambda: (torch.ones(2, 4),))
 
     def tags(gm: GraphModule) -> GraphModule:
         next(iter(gm.graph.nodes)).meta["mine"] = True
         return gm
 
+    with user_pass("exits", lambda gm: exits()) as mine, pytest.raises(WorkbenchError) as caught:
+        run_joint(capture(linear), [mine])
+    assert str(caught.value).startswith(f"pass 'exits' on the joint graph: {SAYS}")
+    with user_pass("exits", tags, effect=exits) as mine, pytest.raises(WorkbenchError) as caught:
+        _ = run_joint(capture(linear), [mine])[0].verdicts
+    assert str(caught.value).startswith(SAYS)
+    given: dict[str, Any] = {"effect": lambda *_: Effect(True, "", {}), "partition_effect": exits}
     with user_pass("exits", tags, **given) as mine, pytest.raises(WorkbenchError) as caught:
         build(small(FSDP4, (mine,)), fake4)
     assert str(caught.value).startswith(SAYS)
 
 
 @pytest.mark.integration
-def test_a_family_that_exits_is_refused(fake4: Any) -> None:
+def test_a_family_or_a_grader_that_exits_is_refused(fake4: Any) -> None:
     register_model("exiting", sizes={"vocab_size": 256, "max_seq_len": 64})(exits)
-    try:
-        recipe = load_recipe("llama3").override({"model.family": "exiting", "mesh.dp_shard": 4, "mesh.tp": 1})
-        with pytest.raises(WorkbenchError) as caught:
-            author(recipe, fake4)
-    finally:
-        del families._FAMILIES["exiting"], SIZES["exiting"]
+    recipe = load_recipe("llama3").override({"model.family": "exiting", "mesh.dp_shard": 4, "mesh.tp": 1})
+    with pytest.raises(WorkbenchError) as caught:
+        author(recipe, fake4)
     assert str(caught.value).startswith(SAYS)
-
-
-def test_a_grader_that_exits_is_refused() -> None:
     with pytest.raises(WorkbenchError) as caught:
         grade(f"{__name__}:exits", 1, {})
     assert str(caught.value).startswith(SAYS)

@@ -11,12 +11,9 @@ VAGUE = {"found", "given", "own", "made", "each", "held", "told"}
 """What a name of the field, such as `matches`, `inputs` or `launches`, tells better."""
 
 
-def test_each_name_is_there() -> None:
+def test_each_name_is_there_and_another_is_refused() -> None:
     assert dir(workbench) == workbench.__all__ and len(workbench.__all__) > 50
     assert [name for name in workbench.__all__ if not hasattr(workbench, name)] == []
-
-
-def test_another_name_is_refused() -> None:
     with pytest.raises(AttributeError, match="module 'workbench' has no name 'nothing'"):
         _ = workbench.nothing
 

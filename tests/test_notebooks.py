@@ -66,10 +66,6 @@ def test_a_committed_view_is_small_and_draws_with_the_module_of_now() -> None:
         views[0].get("kind")]
 
 
-def test_there_is_a_notebook_for_each_lesson() -> None:
-    assert [p.stem for p in NOTEBOOKS] == lesson_names()
-
-
 def committed_as_executed_from_top_to_bottom(path: Path) -> None:
     found = cells(path)
     # nbval compares nothing in a cell without a count
@@ -85,6 +81,8 @@ def cells_are_small_and_the_first_result_is_in_the_third(path: Path) -> None:
 
 
 def only_the_workbench_torch_its_widgets_and_the_standard_library_are_imported(path: Path) -> None:
+    """And names of the package come from where they are defined."""
+    assert [name for cell in cells(path) for name in borrowed_names(python(cell))] == []
     names: set[str] = set()
     for cell in cells(path):
         for node in ast.walk(ast.parse(python(cell))):
@@ -108,15 +106,14 @@ SHORT = [
 ]
 
 
-@pytest.mark.parametrize("lesson", SHORT)
-def test_an_edited_lesson_stays_short(lesson: str) -> None:
-    path = ROOT / "notebooks" / f"{lesson}.ipynb"
-    text = "\n".join(map(source, cells(path, "markdown")))
-    folds = re.findall(r"<details>.*?</details>", text, re.DOTALL)
-    folded = sum(len(fold.split()) for fold in folds)
-    assert len(text.split()) - folded <= 2_000 and folded <= 700
-    assert len(cells(path)) + len(cells(path, "markdown")) <= 50
-    assert sum(len(source(cell).splitlines()) for cell in cells(path)) <= 180
+def test_an_edited_lesson_stays_short() -> None:
+    for path in (ROOT / "notebooks" / f"{lesson}.ipynb" for lesson in SHORT):
+        text = "\n".join(map(source, cells(path, "markdown")))
+        folds = re.findall(r"<details>.*?</details>", text, re.DOTALL)
+        folded = sum(len(fold.split()) for fold in folds)
+        assert len(text.split()) - folded <= 2_000 and folded <= 700, path.stem
+        assert len(cells(path)) + len(cells(path, "markdown")) <= 50, path.stem
+        assert sum(len(source(cell).splitlines()) for cell in cells(path)) <= 180, path.stem
 
 
 def borrowed_names(text: str) -> list[str]:
@@ -131,16 +128,12 @@ def borrowed_names(text: str) -> list[str]:
     return borrowed
 
 
-def names_of_the_package_come_from_where_they_are_defined(path: Path) -> None:
-    assert [name for cell in cells(path) for name in borrowed_names(python(cell))] == []
-
-
 def test_an_import_from_another_module_is_told() -> None:
     assert borrowed_names("from workbench.graph.lower import ForwardBackward") == [
         "workbench.graph.lower.ForwardBackward"]
 
 
-def parameters_guesses_and_checkpoints_are_those_of_the_lesson(path: Path) -> None:
+def parameters_guesses_checkpoints_and_exhibits_are_those_of_the_lesson(path: Path) -> None:
     lesson = load_lesson(path.stem)
     first, *others = cells(path)
     assert tags(first) == ["parameters"]
@@ -148,6 +141,9 @@ def parameters_guesses_and_checkpoints_are_those_of_the_lesson(path: Path) -> No
     exec(source(first), given)  # assignments only
     assert {k: v for k, v in given.items() if k != "__builtins__"} == {
         name: p.default for name, p in lesson.parameters.items()}
+    exhibits = {tags(c)[1]: shown(c) for c in cells(path) if tags(c)[:1] == ["museum"]}
+    assert sorted(exhibits) == sorted(e.name for e in lesson.museum)
+    assert all(exhibit.verdict in exhibits[exhibit.name] for exhibit in lesson.museum)
     text = "\n".join(map(source, others))
     assert all(f'lesson.predict("{q.name}", None)' in text for q in lesson.questions)
     checkpoints = {tags(c)[1]: c for c in others if tags(c)[:1] == ["checkpoint"]}
@@ -169,16 +165,10 @@ def terms_are_in_the_glossary_and_minutes_are_the_lessons(path: Path) -> None:
     assert said == [(c.difficulty, str(c.minutes)) for c in load_lesson(path.stem).checkpoints]
 
 
-def test_each_notebook_links_to_the_next() -> None:
+def test_there_is_a_notebook_for_each_lesson_and_it_links_to_the_next() -> None:
+    assert [p.stem for p in NOTEBOOKS] == lesson_names()
     for path, following in itertools.pairwise(NOTEBOOKS):
         assert f"]({following.name})" in source(cells(path, "markdown")[-1]).splitlines()[-1]
-
-
-def each_exhibit_of_the_museum_shows_its_verdict(path: Path) -> None:
-    exhibits = {tags(c)[1]: c for c in cells(path) if tags(c)[:1] == ["museum"]}
-    assert sorted(exhibits) == sorted(e.name for e in load_lesson(path.stem).museum)
-    for exhibit in load_lesson(path.stem).museum:
-        assert exhibit.verdict in shown(exhibits[exhibit.name])
 
 
 @each_notebook
@@ -186,10 +176,8 @@ def test_a_notebook_is_a_product(path: Path) -> None:
     committed_as_executed_from_top_to_bottom(path)
     cells_are_small_and_the_first_result_is_in_the_third(path)
     only_the_workbench_torch_its_widgets_and_the_standard_library_are_imported(path)
-    names_of_the_package_come_from_where_they_are_defined(path)
-    parameters_guesses_and_checkpoints_are_those_of_the_lesson(path)
+    parameters_guesses_checkpoints_and_exhibits_are_those_of_the_lesson(path)
     terms_are_in_the_glossary_and_minutes_are_the_lessons(path)
-    each_exhibit_of_the_museum_shows_its_verdict(path)
 
 
 def run_cells(path: Path, tmp_path: Path, change: dict[str, str], **given_parameters: Any) -> dict[str, str]:

@@ -42,8 +42,7 @@ def difference(mask, passes):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("passes", [(REGIONAL,), (REGIONAL, "cudagraph")], ids=["regional", "regional, cudagraph"])
-@pytest.mark.parametrize("mask", ["causal", "document"])
+@pytest.mark.parametrize(("mask", "passes"), [("causal", (REGIONAL,)), ("document", (REGIONAL, "cudagraph"))])
 def test_attention_compiled_as_a_region_reads_the_right_blocks(mask, passes):
     """Eager ignores the lists of blocks, and a sequence of one block shows nothing."""
     with ranks(1, backend="nccl", timeout=120, echo="none") as pool:

@@ -68,23 +68,18 @@ def imported(*folders: str) -> set[str]:
     return found - set(sys.stdlib_module_names) - {"workbench", "workbench_lessons", "conftest", "tests"}
 
 
-def test_constraints_pin_what_is_declared_and_nothing_else() -> None:
+def test_constraints_pin_what_is_declared_and_conda_declares_no_more() -> None:
     declared = {name_of(r): r for r in PROJECT["dependencies"] + DEV}
     assert set(constraints()) == set(declared)
     for name, version in constraints().items():
         assert fits(version, declared[name]), f"{name}=={version} does not fit {declared[name]}"
-    assert constraints()["torch"] == "2.13.0"
-    assert "torch>=2.11,<2.16" in PROJECT["dependencies"]
-
-
-def test_environment_yml_declares_only_what_pyproject_does_not() -> None:
-    environment = yaml.safe_load((ROOT / "environment.yml").read_text())
-    plain = [d for d in environment["dependencies"] if isinstance(d, str)]
-    (pip,) = [d["pip"] for d in environment["dependencies"] if isinstance(d, dict)]
-    assert pip == ["-c constraints.txt", "-e .[dev]"]
-    python = next(d for d in plain if d.startswith("python="))
+    assert constraints()["torch"] == "2.13.0" and "torch>=2.11,<2.16" in PROJECT["dependencies"]
+    environment = yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"]
+    plain = [each for each in environment if isinstance(each, str)]
+    assert {"pip": ["-c constraints.txt", "-e .[dev]"]} in environment
+    assert {name_of(each) for each in plain} == {"python", "pip", "cxx-compiler", "make"}
+    python = next(each for each in plain if each.startswith("python="))
     assert fits(python.removeprefix("python="), PROJECT["requires-python"])
-    assert {name_of(d) for d in plain} == {"python", "pip", "cxx-compiler", "make"}
 
 
 def test_every_import_is_declared() -> None:
@@ -125,28 +120,19 @@ def test_each_folder_with_code_or_a_lesson_is_installed(monkeypatch: pytest.Monk
     assert setuptools["package-data"]["*"] == ["*.toml"]
 
 
-def test_ci_runs_make_test() -> None:
+def test_ci_runs_make_test_and_make_test_all_checks_everything() -> None:
     lines = (ROOT / ".ci" / "run").read_text().splitlines()
     assert [line for line in lines if line.startswith("make")] == ["make test"] and os.access(ROOT / ".ci/run", os.X_OK)
-
-
-def test_make_test_all_checks_everything() -> None:
     plan = subprocess.run(["make", "-n", "test-all"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     steps = ("ruff check", "mypy", "pytest tests notebooks", "course --profile small", "pytest --nbval ", "-m nightly")
     order = [plan.index(step) for step in steps]
-    assert order == sorted(order)
-    assert "--nbval-lax" not in plan
-    assert "--nbval-cell-timeout" in plan
-
-
-@pytest.fixture(scope="module")
-def make_venv() -> dict:
-    return runpy.run_path(str(ROOT / ".ci" / "make_venv"), run_name="make_venv")
+    assert order == sorted(order) and "--nbval-lax" not in plan and "--nbval-cell-timeout" in plan
 
 
 def test_make_venv_keeps_a_torch_that_fits_and_refuses_another(
-    make_venv: dict, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    make_venv = runpy.run_path(str(ROOT / ".ci" / "make_venv"), run_name="make_venv")
     for version, fit in (("2.11.0+cu130", True), ("2.15.1", True), ("2.10.9", False), ("2.16.0", False)):
         monkeypatch.setattr("importlib.metadata.version", lambda name, version=version: version)
         assert make_venv["installed_torch"](">=2.11,<2.16") == (version if fit else None)

@@ -15,11 +15,9 @@ BOTH = "dp_shard x tp"
 @pytest.mark.parametrize(
     ("mesh", "model"),
     [
-        (FSDP_TP | {"ep": 2}, {}),
         (FSDP_TP | {"ep": 2, "ep_over": BOTH}, {"q_lora_rank": 12}),
         (FSDP | {"ep": 2}, {"n_experts": 2, "n_groups": 1, "top_groups": 1}),  # one expert a rank: FSDP cuts inside it
-        (HSDP | {"ep": 2}, {"score": "softmax", "normalise": False}),
-        (FSDP_TP | {"ep": 2}, {"dispatch": "capacity", "capacity_factor": 8.0}),
+        (HSDP | {"ep": 2}, {"score": "softmax", "normalise": False, "dispatch": "capacity", "capacity_factor": 8.0}),
     ],
     ids=str,
 )

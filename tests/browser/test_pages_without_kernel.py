@@ -105,12 +105,6 @@ def test_a_page_works_offline(notebook: Path, page: Page, looked_at) -> None:  #
     looked_at("page_without_kernel")
     page.keyboard.press("Escape")
     assert errors == []
-
-
-def test_where_scripts_are_not_allowed_the_picture_stands(notebook: Path, page: Page) -> None:
-    nbconvert("--to", "html", str(notebook))
-    browser = page.context.browser
-    assert browser is not None
-    still = browser.new_context(java_script_enabled=False, offline=True).new_page()
-    still.goto(notebook.with_suffix(".html").as_uri(), wait_until="domcontentloaded")
-    assert still.locator(".jp-RenderedImage img").first.is_visible()
+    still = page.context.browser.new_context(java_script_enabled=False, offline=True).new_page()  # type: ignore[union-attr]
+    still.goto(html.as_uri(), wait_until="domcontentloaded")
+    assert still.locator(".jp-RenderedImage img").first.is_visible()  # where scripts are not allowed, it stands

@@ -63,9 +63,9 @@ def test_sizes_that_a_run_decides_are_named_and_count_for_nothing():
     assert found.summary() == "2 buffers in 2 allocations, of sizes known at run time"
     some = read_buffers(HEAD + REUSED, SIZES | {"buf2": None})
     assert some.summary().endswith("peak 256, without the 1 whose size is known at run time")
-
-
-def test_a_size_known_by_a_second_name_counts_while_the_operator_runs():
+    with pytest.raises(WorkbenchError, match="no function `call`"):
+        read_buffers("def forward(x): return x", {})
+    # a size that is known by a second name counts while the operator runs
     found = read_buffers(HEAD + """
     buf0 = torch.ops.aten.exp.default(x)
     buf1 = buf0
@@ -73,8 +73,3 @@ def test_a_size_known_by_a_second_name_counts_while_the_operator_runs():
     return (buf1, )
 """, {"buf0": 0, "buf1": 128})
     assert (found.alive, found.asked) == ((128, 128), 128)
-
-
-def test_code_of_something_else():
-    with pytest.raises(WorkbenchError, match="no function `call`"):
-        read_buffers("def forward(x): return x", {})

@@ -14,10 +14,11 @@ from unpacked import unpacked
 
 from workbench import WorkbenchError
 from workbench.graph.read.cost import device_spec
+from workbench.notebook.lessons.grading import grade
 from workbench_lessons.l05_bucket_and_overlap.collective_order import CollectiveOrder
 
 SOURCES = Path(__file__).parents[2] / "workbench" / "notebook" / "views" / "js" / "src" / "moments"
-ORDERS = 150
+ORDERS = 40
 
 
 @pytest.fixture
@@ -27,9 +28,7 @@ def view(pair):
 
 def node(code: str, given: object) -> object:
     """What a program of JavaScript answers, which finds the simulator's functions and `given`."""
-    if shutil.which("node") is None:
-        if "CI" in os.environ:
-            pytest.fail("no node: apt-get install nodejs")
+    if shutil.which("node") is None and "CI" not in os.environ:
         pytest.skip("no node on this machine: apt-get install nodejs")
     program = (f'import {{ simulate, moved }} from "{SOURCES / "simulator.js"}"; import {{ readFileSync }} from "fs";'
                f"const given = JSON.parse(readFileSync(0)); {code}")
@@ -45,13 +44,14 @@ SIMULATE = """console.log(JSON.stringify(given.orders.map((order) => {
 })))"""
 
 
-@pytest.mark.parametrize(("part", "device", "count"), [
-    ("backward", "h200x2", ORDERS), ("backward", "h100", ORDERS // 5), ("forward", "h200x2", ORDERS // 5),
-    ("forward", "h100x2", ORDERS // 5)])
-def test_both_simulators_agree_on_random_orders(pair, part, device, count):
+@pytest.mark.parametrize(("part", "device"), [("backward", "h200x2"), ("forward", "h100x2")])
+def test_both_simulators_agree_on_random_orders(pair, part, device):
+    slow = device_spec("h200x2")  # compute beside collectives slows down, and a product delays on the other
+    assert max(slow.compute_slowdown, slow.collective_slowdown) > 1
+    assert device_spec("h100x2").product_delays > 0.5 and not slow.product_delays
     view = CollectiveOrder(pair.by_part[part], device)
     data = unpacked(view.data)
-    orders = [random_order(data["needs"], data["fixed"], seed) for seed in range(count)]
+    orders = [random_order(data["needs"], data["fixed"], seed) for seed in range(ORDERS)]
     found = node(SIMULATE, {"data": data, "orders": orders})
     wanted = [view.measure([data["names"][i] for i in order]) for order in orders]
     differ = {name: len({each[name] for each in wanted}) for name in wanted[0]}
@@ -60,21 +60,9 @@ def test_both_simulators_agree_on_random_orders(pair, part, device, count):
         assert exposed == pytest.approx(figures["exposed ms"], abs=6e-5)
         assert total == pytest.approx(figures["step ms"], abs=6e-5)
         assert peak == figures["peak bytes"]
-
-
-def test_the_agreement_can_fail(view):
-    data = unpacked(view.data)
-    given = list(range(len(data["names"])))
-    right = node(SIMULATE, {"data": data, "orders": [given]})[0]
-    data["ms"] = [ms * 1.5 for ms in data["ms"]]
-    wrong = node(SIMULATE, {"data": data, "orders": [given]})[0]
-    assert right[0] == pytest.approx(view.figures["exposed ms"], abs=6e-5) != pytest.approx(wrong[0], abs=6e-5)
-
-
-def test_compute_beside_collectives_slows_down_in_both(pair):
-    spec = device_spec("h200x2")
-    assert max(spec.compute_slowdown, spec.collective_slowdown) > 1  # else the branch is not tried above
-    assert device_spec("h100x2").product_delays > 0.5 and not spec.product_delays  # this one, too
+    data["ms"] = [ms * 1.5 for ms in data["ms"]]  # a seeded fault
+    (wrong,) = node(SIMULATE, {"data": data, "orders": orders[:1]})
+    assert wrong[0] != pytest.approx(wanted[0]["exposed ms"], abs=6e-5)
 
 
 MOVE = """let order = given.data.names.map((_, i) => i); const seen = []; let step;
@@ -107,7 +95,7 @@ def test_a_node_moves_by_name_with_what_must_come_along_and_not_through_a_wall(v
     cast = view.reads[last][0]
     assert view.order.index(cast) == view.order.index(last) - 1 and sorted(view.order) == sorted(view.given)
     moved = view.order
-    for name, before, said in ((last, cast, f"wall: {last} reads {cast}"), ("mm_1", "output", "wall: .* reads mm_1"),
+    for name, before, said in ((last, cast, f"wall: {last} reads {cast}"),
                                ("nowhere", cast, "'nowhere' is no node of this graph")):
         with pytest.raises(WorkbenchError, match=said):
             view.move(name, before)
@@ -141,11 +129,21 @@ def test_an_order_that_cannot_be_is_told_so_in_the_verdict_words_and_is_not_grad
     assert view.message == "" and view.result()["step ms"] > 0
 
 
-def test_controls_and_size(view):
-    controls = {each.description: each for each in view.panel.children[0].children}
-    view.selected = next(name for name in view.given if name.startswith("all_gather"))
-    assert controls["selected"].value == view.selected
-    view.order = view.rival
-    controls["as captured"].click()
-    assert view.order == view.given
-    assert sum(len(json.dumps(each.get_state(), default=str)) for each in (view, *controls.values())) < 100_000
+def test_the_grader_takes_the_board_or_an_order_typed(pair):
+    board = CollectiveOrder(pair.backward, "h200x2")
+    captured, rival = (board.measure(order) for order in (board.given, board.rival))
+    tight = {"exposed ms": captured["exposed ms"] * 3 / 4, "peak bytes": captured["peak bytes"]}
+    loose = {name: rival[name] for name in tight}
+
+    def ordered(answer, limits=tight):
+        check = "workbench_lessons.l05_bucket_and_overlap.collective_order:ordered"
+        return grade(check, answer, {"board": board, "at_most": limits})[:2]
+
+    score, message = ordered(board)
+    assert (score, message) == ordered(board.given) and score == 0 and "exposed ms" in message
+    board.order = board.rival
+    assert ordered(board, loose) == ordered(board.rival, loose) == (1.0, "every target met")
+    assert ordered(board.given[:-1]) == (
+        0.0, f"the order is no permutation of the graph's nodes (backward, {len(board.given)} nodes): "
+             "1 nodes are missing, output first")
+    assert ordered(3)[1] == "give the board, or the names of all its nodes in their order"

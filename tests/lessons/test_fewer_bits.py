@@ -37,14 +37,13 @@ def scaled(x: torch.Tensor, amax: torch.Tensor) -> tuple[torch.Tensor, torch.Ten
     return (x / (amax / 448)).to(FLOAT8), amax / 448
 
 
-@pytest.mark.parametrize(("answer", "score", "said"), [
-    (lambda x: scaled(x.float(), x.float().abs().amax().clamp_min(1e-12)), 1.0, "right"),
-    (lambda x: scaled(x.float(), x.float().abs().amax()), 0.8, "wrong with zeros: a value is not finite"),
-    (lambda x: (scaled(x.float(), x.float().abs().amax())[0], torch.tensor(1.0)), 0.0, "values are wrong"),
-])
-def test_a_cast_is_graded_on_tensors_that_break_it(answer, score, said):
-    found = casts_well(answer)
-    assert found[0] == score and said in found[1]
+def test_a_cast_is_graded_on_tensors_that_break_it():
+    for answer, score, said in (
+            (lambda x: scaled(x.float(), x.float().abs().amax().clamp_min(1e-12)), 1.0, "right"),
+            (lambda x: scaled(x.float(), x.float().abs().amax()), 0.8, "wrong with zeros: a value is not finite"),
+            (lambda x: (scaled(x.float(), x.float().abs().amax())[0], torch.tensor(1.0)), 0.0, "values are wrong")):
+        found = casts_well(answer)
+        assert found[0] == score and said in found[1]
 
 
 def test_readers_that_pay_for_a_cast_and_dimensions_of_the_three_sums():
@@ -136,7 +135,7 @@ def of_notebook(dim: int, *beginnings: str) -> dict[str, Any]:
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("dim", load_lesson(LESSON).parameters["dim"].choices)
+@pytest.mark.parametrize("dim", load_lesson(LESSON).parameters["dim"].choices[::2])
 def test_what_the_notebook_says_of_an_outlier_holds_for_each_width(dim):
     names = of_notebook(dim, "x = torch", "def cast", "torch.manual_seed", "def with_outlier", "class Layer",
                         'guess = lesson.predict("factor"', "exact = left", "def captured", "pass_ =", "tokens =")

@@ -43,9 +43,6 @@ def test_the_winner_flips_and_a_close_lead_is_marked():
     assert "less than the model's error" in table.notes[0]
     data = unpacked(view.data)
     assert data["winners"]["10 4"] == "early" and data["runs"]["1 8"]["late"] == [1.1, 0.2, pytest.approx(1.3)]
-
-
-def test_a_map_with_holes_is_refused():
-    runs = race().runs
+    runs = made.runs
     with pytest.raises(WorkbenchError, match=r"the same lists for every pair .*: \(10, 4\) is missing"):
         ListRace({key: runs[key] for key in list(runs)[:-1]}, ("#999999", "#cc79a7"), margin=lambda run: 0.0)

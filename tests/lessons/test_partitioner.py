@@ -10,6 +10,7 @@ from unpacked import unpacked
 
 from workbench import WorkbenchError, author_module, capture, fake_world, partition
 from workbench.graph.read.memory import saved_tensors
+from workbench.notebook.lessons.grading import grade
 from workbench_lessons.l03_split_forward_and_backward.partitioner import Partitioner
 
 pytestmark = pytest.mark.integration
@@ -57,6 +58,22 @@ def test_a_choice_is_a_trait(view):
     reveal.value = True
     back.click()
     assert view.reveal and view.saved == list(NAMES)
+
+
+def test_the_grader_takes_the_board_or_names(view):
+    given = {"board": view, "start": {"bytes saved": 4 * ONE, "FLOP again": 0},
+             "at_most": {"bytes saved": 2 * ONE, "FLOP again": 0}}
+
+    def cut(answer):
+        return grade("workbench_lessons.l03_split_forward_and_backward.partitioner:cut", answer, given)[:2]
+
+    assert cut(view)[0] == 0 and cut(view) == cut(list(NAMES))
+    assert cut(["mm", "mm_1"]) == cut(dict.fromkeys(NAMES, False) | {"mm": True, "mm_1": True}) == (
+        1.0, "every target met")
+    assert "FLOP again" in cut(["mm"])[1]
+    assert cut(["mm", "add"]) == (0.0, "'add' is none of the tensors of this board: mm, mm_1, silu, mul")
+    assert cut({"mm": True})[1].startswith("say of 'mm_1' whether it is saved")
+    assert cut(3) == (0.0, "give the board, or the names of the saved tensors")
 
 
 def test_what_cannot_be_chosen_is_named(joint, view):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-import traitlets
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.debug import CommDebugMode
 
 from workbench import WorkbenchError, simulated_world
+from workbench.notebook.lessons.grading import grade
 from workbench_lessons.l01_author_with_dtensor.placement_lab import CHOICES, PlacementLab
+from workbench_lessons.l01_author_with_dtensor.redistribution import redistribution
 
 pytestmark = pytest.mark.integration
 FLOAT = 4
@@ -32,8 +33,7 @@ def test_all_placements_of_two_factors_over_two_axes_are_there(lab):
     assert fits["added"] == [] and fits["result"] == ["S(0)", "S(1)"] and fits["summed"] == []
     # x gathers its columns over tp, w its rows over dp_shard: half of each, which two ranks share, becomes whole
     assert fits["x"] == [f"all-gather over tp, {64 * 128 * FLOAT * 1:,} B in, {128 * 128 * FLOAT:,} B out"]
-    assert fits["bytes"] == 128 * 128 * FLOAT + 128 * 256 * FLOAT == lab.table["rows", "replicate", "replicate",
-                                                                                 "columns"]["bytes"]
+    assert fits["bytes"] == 128 * 128 * FLOAT + 128 * 256 * FLOAT
 
 
 @pytest.mark.parametrize("key", [("rows", "columns", "rows", "columns"), ("columns", "rows", "rows", "replicate")])
@@ -51,14 +51,33 @@ def test_ranks_with_values_launch_as_many_and_get_the_product(lab, key):
         assert [str(each) for each in result.placements] == lab.table[key]["result"]
 
 
-def test_controls_follow(lab):
+def test_the_grader_takes_placements_that_fit_at_the_least_bytes(lab):
+    def placed(answer):
+        return grade("workbench_lessons.l01_author_with_dtensor.placement_lab:placed", answer, {"lab": lab})[:2]
+
+    names = ("x_0", "x_1", "w_0", "w_1")
+    at = {place: each["bytes"] for place, each in lab.table.items() if not each["added"]}
+    best, dear = (dict(zip(names, choose(at, key=at.get), strict=True)) for choose in (min, max))
+    assert placed(best) == (1.0, "every target met")
+    assert placed(dear)[0] < 1 and "cost in bytes" in placed(dear)[1]
+    assert placed(lab)[0] == 0 and placed(lab)[1].startswith("the placements do not fit: DTensor adds ")
+    assert placed({**best, "x_0": "diagonal"}) == (0.0, "x_0: 'diagonal' is none of replicate, rows, columns")
+    assert placed(3) == (0.0, "give the board, or a placement for each of x_0, x_1, w_0, w_1")
+    for name, value in best.items():
+        setattr(lab, name, value)
+    assert placed(lab) == (1.0, "every target met")
+
+
+def test_controls_follow_and_factors_that_do_not_multiply_are_refused(lab):
     dropdowns = {each.description: each for each in lab.panel.children[0].children}
     dropdowns["x: tp"].value = "rows"
     assert lab.x_1 == "rows"
-    with pytest.raises(traitlets.TraitError, match="x_0"):
-        lab.x_0 = "diagonal"
-
-
-def test_factors_that_do_not_multiply_are_refused():
     with pytest.raises(WorkbenchError, match=r"x \[4, 8\] @ w \[4, 8\] on .*as many columns of x as w has rows"):
         PlacementLab((4, 8), (4, 8))
+
+
+def test_a_redistribution_takes_one_placement_for_each_axis():
+    with simulated_world(2) as world:
+        cut = DTensor.from_local(torch.ones(4, 2), world.mesh_of({"tp": 2}), [Replicate()], run_check=False)
+        with pytest.raises(WorkbenchError, match="2 placements for a mesh of 1 axes: give one for each"):
+            redistribution(cut, [Replicate(), Replicate()])

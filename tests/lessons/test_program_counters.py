@@ -8,26 +8,27 @@ from itertools import product
 import pytest
 from all_reduces import all_reduces
 
-from workbench import RankError, WorkbenchError, ranks
+from workbench import RankError, WorkbenchError
+from workbench.notebook.lessons.grading import grade
 from workbench.notebook.show import outputs
 from workbench_lessons.l10_run_on_real_ranks.program_counters import ProgramCounters
 
 MESH = {"dp": 2, "tp": 2}
-CIRCLE = ["0: dp", "1: tp", "2: tp", "3: dp"]
-pytestmark = pytest.mark.ranks
+CIRCLE, OTHER = ["0: dp", "1: tp", "2: tp", "3: dp"], ["0: tp", "1: dp", "2: dp", "3: tp"]
 
 
 @pytest.fixture(scope="module")
-def record():
-    with ranks(4, backend="gloo", timeout=5, echo="none") as four:
-        def run(order):
-            try:
-                four.run(all_reduces, order)
-            except RankError as error:
-                return error
-            return None
+def record(pool4):
+    def run(order):
+        try:
+            pool4.run(all_reduces, order)
+        except RankError as error:
+            return error
+        return None
 
-        yield run
+    before, pool4.timeout = pool4.timeout, 5
+    yield run
+    pool4.timeout = before
 
 
 @pytest.fixture(scope="module")
@@ -46,28 +47,40 @@ def test_two_of_sixteen_orders_hang_and_the_others_run_on_real_ranks(counters, r
     stuck = {tuple(axis for (axis, _) in order) for order in product(either, repeat=4)
              if tuple((first,) for (first, _) in order) in counters.reports}
     assert stuck == {("dp", "tp", "tp", "dp"), ("tp", "dp", "dp", "tp")}
-    for first in (("dp", "tp", "tp", "tp"), ("dp", "dp", "tp", "tp"), ("dp", "tp", "dp", "tp")):
+    for first in (("dp", "tp", "tp", "tp"), ("dp", "dp", "tp", "tp")):
         assert record({rank: [axis, *({*MESH} - {axis})] for rank, axis in enumerate(first)}) is None
 
 
 def test_a_rank_waits_until_its_group_is_there(counters):
-    counters.launched = CIRCLE[:3]
-    assert counters.figures == {"launches": 3, "ranks that wait": 3, "ranks that returned": 0, "deadlock": 0}
-    counters.launched = CIRCLE
-    assert counters.figures == {"launches": 4, "ranks that wait": 4, "ranks that returned": 0, "deadlock": 1}
-    counters.launched = ["0: tp", "1: tp", "0: dp", "2: dp", "2: tp", "1: dp", "3: dp", "3: tp"]
-    assert counters.figures == {"launches": 8, "ranks that wait": 0, "ranks that returned": 4, "deadlock": 0}
+    free = ["0: tp", "1: tp", "0: dp", "2: dp", "2: tp", "1: dp", "3: dp", "3: tp"]
+    for launched, figures in ((CIRCLE[:3], [3, 3, 0, 0]), (CIRCLE, [4, 4, 0, 1]), (free, [8, 0, 4, 0])):
+        counters.launched = launched
+        assert list(counters.figures.values()) == figures
+    assert list(counters.figures) == ["launches", "ranks that wait", "ranks that returned", "deadlock"]
 
 
-@pytest.mark.parametrize(("clicks", "said"), [
-    (["0: dp", "0: tp"], "rank 0 waits in its all-reduce over dp: it cannot launch another one"),
-    (["0: dp", "2: dp", "0: dp"], "rank 0 has launched its all-reduce over dp already"),
-    (["dp"], "'dp' is no launch: write 'RANK: AXIS', with a rank from 0 to 3 and one of dp, tp")])
-def test_a_launch_that_cannot_be_is_told_so(counters, clicks, said):
-    counters.launched = clicks
-    assert counters.message == said and counters.figures == {}
-    counters.launched = []
-    assert counters.message == "" and counters.figures["launches"] == 0
+def test_a_launch_that_cannot_be_is_told_so(counters):
+    for clicks, said in (
+            (["0: dp", "0: tp"], "rank 0 waits in its all-reduce over dp: it cannot launch another one"),
+            (["0: dp", "2: dp", "0: dp"], "rank 0 has launched its all-reduce over dp already"),
+            (["dp"], "'dp' is no launch: write 'RANK: AXIS', with a rank from 0 to 3 and one of dp, tp")):
+        counters.launched = clicks
+        assert counters.message == said and counters.figures == {}
+        counters.launched = []
+        assert counters.message == "" and counters.figures["launches"] == 0
+
+
+def test_the_grader_takes_the_other_circle_and_no_other_launches():
+    def hangs(answer):
+        check = "workbench_lessons.l10_run_on_real_ranks.program_counters:hangs"
+        return grade(check, answer, {"mesh": MESH, "shown": CIRCLE})[:2]
+
+    assert hangs(OTHER) == hangs(OTHER[::-1]) == (1.0, "right")
+    assert hangs(CIRCLE[::-1]) == (0.0, "this circle is the one that is shown")
+    assert hangs(["0: dp", "2: dp"]) == (0.0, "no rank hangs: nobody waits")
+    assert hangs(["0: dp"]) == (0.0, "no rank hangs: rank 0 waits, and ranks 1, 2, 3 can go on")
+    assert hangs(["4: dp"])[1].startswith("'4: dp' is no launch")
+    assert hangs({"0": "dp"}) == (0.0, "give the board, or a list of launches such as '0: dp'")
 
 
 def test_a_record_of_something_else_is_refused():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -39,24 +39,14 @@ INSTEAD = {  # of each checkpoint: wrong second names, and what is said of them
 
 
 @cache
-def examined(name: str, rank: int = 0, edit: Callable[[Any], None] = lambda graph: None,
-             **instead: str | None) -> tuple[list[PassRecord], ForwardBackward]:
-    """The records and graphs of a pipeline; `instead` replaces a pass by another, or by None: leaves it out."""
+def examined(name: str, rank: int = 0) -> tuple[list[PassRecord], ForwardBackward]:
+    """The records and graphs of a pipeline."""
     recipe = pipeline(name)
-
-    def chosen(specs: Sequence[Any]) -> list[str]:
-        return [new for spec in specs if (new := instead.get(spec.name, spec.name))]
-
     with fake_world(2, rank) as world:
         joint = capture(author(recipe, world))
-        records = list(run_joint(joint, chosen(recipe.joint_passes)))
-        edit(joint.graph)
+        records = list(run_joint(joint, recipe.joint_passes))
         pair = partition(joint, by="default")
-        return records + list(run_partitioned(pair, chosen(recipe.passes))[0]), pair
-
-
-def effects(records: Sequence[PassRecord]) -> dict[str, str]:
-    return {r.name: str(v.outcome) for r in records if (v := r.verdict("effect")) is not None}
+        return records + list(run_partitioned(pair, recipe.passes)[0]), pair
 
 
 def gathers(graph: Any) -> list[str]:
@@ -84,16 +74,17 @@ def test_the_cause_and_no_other_answer_is_right(case: tuple[str, list[PassRecord
         assert grade(check, [culprit, text], given)[:2] == (0.5, f"the pass is right, and {text} {said}")
     reacts = load_lesson("13_find_the_wrong_pass").checkpoint(name).reacts
     assert all(sum(words in f" and x {said}" for words in reacts) == 1 for said in INSTEAD[name].values())
-    assert grade(check, (other, place), given)[:2] == (0.0, "another pass")
-    assert grade(check, (place, culprit), given)[:2] == (0.0, "the pass comes first, then what the task asks for")
-    assert grade(check, culprit, given)[:2] == (0.0, "give two texts: the pass, and what the task asks for")
+    for wrong_pair, said in (((other, place), "another pass"), (culprit, "give two texts: the pass, and what the task "
+                             "asks for"), ((place, culprit), "the pass comes first, then what the task asks for")):
+        assert grade(check, wrong_pair, given)[:2] == (0.0, said)
 
 
 def test_the_light_verdicts_blame_nobody_but_a_victim(case: tuple[str, list[PassRecord], ForwardBackward]) -> None:
     name, records, _ = case
     outcomes = {str(v.outcome) for r in records for v in r.verdicts if v.check != "effect"}
     assert outcomes <= {"PASS", "UNKNOWN"}
-    assert [n for n, said in effects(records).items() if said != "PASS"] == (["yew"] if name == "trees" else [])
+    effects = {r.name: verdict.outcome for r in records if (verdict := r.verdict("effect")) is not None}
+    assert [n for n, said in effects.items() if said != "PASS"] == (["yew"] if name == "trees" else [])
 
 
 @pytest.mark.nightly

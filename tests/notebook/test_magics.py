@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 import re
+import threading
 
 import pytest
 import torch
@@ -49,13 +50,11 @@ def test_one_namespace_from_cell_to_cell_and_the_last_expression(cell):
     value, _, _ = cell("%%ranks\nmodel.weight.fill_(rank)\nmodel(torch.ones(2))")
     assert isinstance(value, RankValues) and torch.equal(value[1], torch.tensor([2.0, 2.0])) and not value.agree
     assert cell("%%ranks\nrank;")[0] is None
-    assert cell("%%ranks\nNone")[0] is None
-
-
-def test_what_agrees_and_what_cannot_be_sent(cell):
     assert repr(cell("%%ranks\n1 + 1")[0]) == "ranks 0, 1: 2"
-    value = cell("%%ranks\nimport threading\nthreading.Lock()")[0]
-    assert repr(value) == "ranks 0, 1: <unlocked _thread.lock object>"
+    shown = repr(cell("%%ranks\nimport threading\nthreading.Lock()")[0])  # which cannot be sent
+    assert shown == "ranks 0, 1: <unlocked _thread.lock object>"
+    assert cell("%%ranks --echo grouped\nprint('hello')\nprint(rank)")[1] == (
+        "[rank 0] hello\n[rank 0] 0\n[rank 1] hello\n[rank 1] 1\n")
 
 
 def test_a_dtensor_comes_as_the_shards_that_it_is(cell):
@@ -75,13 +74,10 @@ def test_the_backend_that_runs_may_be_named_again(cell, shell):
         assert "ended" not in cell(f"%%ranks --backend {name}\nrank")[1] and magics(shell).pool.pids == pids
 
 
-def test_only_some_ranks_and_names_that_are_sent(cell, shell):
+def test_names_are_sent_and_brought_back(cell, shell):
     shell.user_ns["steps"] = 7
     value, _, _ = cell("%%ranks --only 1 --send steps\nsteps + rank")
     assert list(value) == [8] and value.ranks == (1,)
-
-
-def test_names_are_brought_back(cell, shell):
     cell("%%ranks --bring found,rank\nfound = [torch.ones(2) * (rank + 1)]")
     assert torch.equal(shell.user_ns["found"][0], torch.ones(2)) and shell.user_ns["rank"] == 0
     cell("%%ranks --only 1 --bring found\nNone")
@@ -97,12 +93,6 @@ def test_a_cell_that_is_meant_to_fail(cell):
     assert error is None and printed.startswith("RankError: rank 0 failed: NameError")
     assert "The ranks live on" in printed
     assert "the cell was meant to fail, and every rank came to its end" in cell("%%ranks --fails\n1")[1]
-
-
-def test_grouped_output(cell):
-    assert cell("%%ranks --echo grouped\nprint('hello')\nprint(rank)")[1] == (
-        "[rank 0] hello\n[rank 0] 0\n[rank 1] hello\n[rank 1] 1\n")
-    assert cell("%%ranks --echo rank0\nprint(rank)")[1] == "[rank 0] 0\n"
 
 
 def test_the_same_error_everywhere_keeps_the_ranks_and_shows_the_cells_line(cell, shell):
@@ -124,29 +114,7 @@ def test_an_error_on_one_rank_ends_them_and_the_next_cell_works(cell):
     assert "NameError: name 'rank' is not defined" in str(cell("%%ranks\nrank")[2])
 
 
-def test_checks_name_the_operators_and_restart_says_so(cell):
-    _, printed, error = cell("%%ranks --check\nimport torch, torch.distributed as dist\n"
-                             "dist.all_reduce(torch.ones(2 + dist.get_rank()))")
-    assert "2 ranks ended, with all they held: 2 new ones start, with checks.\n" in printed
-    assert "the ranks run different collectives: rank" in error.headline and "of float [3]" in error.headline
-    cell("%ranks stop")
-
-
-def test_status_restart_and_stop(cell, shell):
-    cell("%%ranks\ndist.barrier()")
-    table, _, _ = cell("%ranks status")
-    assert isinstance(table, Table) and [row[0] for row in table.rows] == [0, 1]
-    assert [row[2] for row in table.rows] == ["idle", "idle"] and "barrier, number" in table.rows[0][5]
-    pids = magics(shell).pool.pids
-    cell("%ranks restart")
-    assert cell("%ranks status")[1] == "no ranks run: a cell that begins with %%ranks starts them\n"
-    value, _, _ = cell("%%ranks\nimport os\nos.getpid()")
-    assert not set(pids) & set(value)
-    cell("%ranks stop")
-    assert magics(shell).pool is None
-
-
-@pytest.mark.parametrize(("source", "message"), [
+BAD = [
     ("%%ranks\ndef f(x:\n    pass", "SyntaxError: '(' was never closed"),
     ("%%ranks\n!ls", "Magics and shell commands do not work on the ranks: only Python does."),
     ("%%ranks --only 5\n1", "UsageError: %%ranks --only: the ranks are 0 to 1"),
@@ -154,18 +122,17 @@ def test_status_restart_and_stop(cell, shell):
     ("%%ranks --send nowhere\n1", "UsageError: %%ranks --send nowhere: the notebook has no such name"),
     ("%%ranks --send lock\n1", "UsageError: the function or an argument cannot be sent to the ranks: TypeError"),
     ("%%ranks -n 0\n1", "n must be a whole number, 1 or more"),
-    ("%%ranks --timeout -1\n1", "UsageError: ranks(timeout=-1.0): timeout must be a number of seconds above 0."),
     ("%%ranks status\n1", "UsageError: %ranks takes one of status, restart, stop and no cell"),
-    ("%ranks", "UsageError: %ranks takes one of status, restart, stop"),
-])
-def test_bad_input_is_one_message_and_the_ranks_live_on(cell, shell, source, message):
-    import threading
+]
 
+
+def test_bad_input_is_one_message_and_the_ranks_live_on(cell, shell):
     shell.user_ns["lock"] = threading.Lock()
     pids = magics(shell).pool.pids
-    _, printed, error = cell(source)
-    assert message in printed + str(error) and "Traceback" not in printed
-    assert magics(shell).pool.pids == pids
+    for source, message in BAD:
+        _, printed, error = cell(source)
+        assert message in printed + str(error) and "Traceback" not in printed
+        assert magics(shell).pool.pids == pids
 
 
 def test_completion_knows_the_names_of_the_ranks(cell, shell):
@@ -180,10 +147,21 @@ def test_completion_knows_the_names_of_the_ranks(cell, shell):
     assert complete("only_on", "only_on") == []
 
 
-def test_other_sizes_start_other_ranks(cell, shell):
-    _, printed, _ = cell("%%ranks -n 3\nimport torch.distributed as dist")
-    assert printed == "2 ranks ended, with all they held: 3 new ones start.\n"
-    assert repr(cell("%%ranks\ndist.get_world_size()")[0]) == "ranks 0, 1, 2: 3"
+def test_status_other_ranks_checks_restart_and_stop(cell, shell):
+    cell("%%ranks\ndist.barrier()")
+    table, _, _ = cell("%ranks status")
+    assert isinstance(table, Table) and [row[0] for row in table.rows] == [0, 1]
+    assert [row[2] for row in table.rows] == ["idle", "idle"] and "barrier, number" in table.rows[0][5]
+    value, printed, _ = cell("%%ranks -n 3 --check\nimport torch.distributed as dist\ndist.get_world_size()")
+    assert printed.startswith("2 ranks ended, with all they held: 3 new ones start, with checks.\n")
+    assert repr(value) == "ranks 0, 1, 2: 3"
+    cell("%ranks restart")
+    assert cell("%ranks status")[1] == "no ranks run: a cell that begins with %%ranks starts them\n"
+    _, _, error = cell("%%ranks\nimport torch, torch.distributed as dist\n"
+                       "dist.all_reduce(torch.ones(2 + dist.get_rank()))")
+    assert "the ranks run different collectives: rank" in error.headline and "of float [3]" in error.headline
+    cell("%ranks stop")
+    assert magics(shell).pool is None
 
 
 def test_old_cells_leave_nothing_in_the_cache_of_lines():

@@ -4,19 +4,11 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
 from workbench.recipe.wording import counted, first_line, json_text
 
 
-@pytest.mark.parametrize(("count", "noun", "said"), [
-    (1, "launch", "1 launch"), (2, "launch", "2 launches"), (0, "pass", "0 passes"), (1024, "rank", "1,024 ranks"),
-])
-def test_one_has_no_plural(count: int, noun: str, said: str) -> None:
-    assert counted(count, noun) == said
-
-
-def test_the_first_line_of_an_error_that_says_nothing_is_its_kind():
+def test_one_has_no_plural_and_an_error_that_says_nothing_is_its_kind() -> None:
+    assert [counted(1, "launch"), counted(0, "pass"), counted(1024, "rank")] == ["1 launch", "0 passes", "1,024 ranks"]
     assert first_line(ValueError("one\ntwo")) == "one" and first_line(AssertionError()) == "AssertionError"
 
 

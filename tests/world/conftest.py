@@ -1,8 +1,17 @@
-"""The table of faults: its rows are recorded here and printed at the end of the run (tests/conftest.py)."""
+"""Ranks that tests end, and the table of faults: its rows are printed at the end of the run (tests/conftest.py)."""
 
 from __future__ import annotations
 
 import pytest
+
+from workbench.world.ranks import ranks
+
+
+@pytest.fixture(scope="session")
+def harmed():
+    """Two gloo ranks that tests may end: the next call starts others. A test that sets `timeout` sets it back."""
+    with ranks(2, timeout=30, echo="none", backend="gloo") as running:
+        yield running
 
 
 @pytest.fixture

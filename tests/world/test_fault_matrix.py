@@ -86,12 +86,6 @@ def other_shape():
     return value.sum().item()
 
 
-def other_dtype():
-    value = torch.ones(4, dtype=torch.float32 if dist.get_rank() != 1 else torch.float64, device=device())
-    dist.all_reduce(value)
-    return value.sum().item()
-
-
 def endless():
     while dist.get_rank() == 1:
         pass
@@ -127,26 +121,19 @@ FAULTS = {
         other_collective, r"ranks? .* gave no answer within 4 s\.|rank \d (failed|died)",
         "rank 1: broadcast of float32", at_once=False),
     "different collectives, checked": Fault(other_collective, rf"rank \d failed: RuntimeError: {PARTS}", check=True),
-    "different shapes, checked": Fault(other_shape, rf"rank \d failed: RuntimeError: {PARTS}", check=True),
-    "different dtypes, checked": Fault(other_dtype, rf"rank \d failed: RuntimeError: {PARTS}", check=True),
-    "endless loop": Fault(
-        endless, r"ranks .* gave no answer within 4 s\.", r"rank 1: busy in endless", at_once=False),
+    "endless loop": Fault(  # the odd one out comes first
+        endless, r"ranks .* gave no answer within 4 s\.",
+        rf"^  rank 1: busy in endless \(test_fault_matrix.py, line \d+\)\n  ranks? 0.*: {WAITS}", at_once=False),
 }
-ON_GLOO = {
-    "different shapes": Fault(
-        other_shape, r"rank \d (died: the process was killed by SIGABRT|failed: RuntimeError: )", "EnforceNotMet"),
-    "different dtypes": Fault(
-        other_dtype, r"rank \d (died: the process was killed by SIGABRT|failed: RuntimeError: )", "EnforceNotMet"),
-}
+ON_GLOO = {"different shapes": Fault(
+    other_shape, r"rank \d (died: the process was killed by SIGABRT|failed: RuntimeError: )", "EnforceNotMet")}
 GROUPS = [
     pytest.param("gloo", 2, id="2 gloo"),
     pytest.param("gloo", 4, id="4 gloo", marks=pytest.mark.nightly),
-    pytest.param("nccl", 2, id="2 nccl", marks=pytest.mark.multi_gpu(2)),
     pytest.param("nccl", 4, id="4 nccl", marks=pytest.mark.multi_gpu(4)),
 ]
-NIGHTLY = (
-    "different shapes, checked", "different dtypes, checked",  # as "different collectives, checked"
-    "endless loop")  # as test_a_hung_collective_ends_with_every_stack
+NIGHTLY = (  # each ends two ranks, and other tests take the same way
+    "SIGKILL of a rank", "out of memory", "a collective that one rank skips", "different shapes")
 
 
 def cases(group):
@@ -196,6 +183,7 @@ def test_fault(pools, row, private_folder, backend, n, name, fault):
     first, *rest = str(caught.value).splitlines()
     assert re.match(fault.told, first), first
     assert re.search(fault.then, "\n".join(rest)), "\n".join(rest)
+    assert "_listen" not in str(caught.value)  # our own threads are no news
     assert seconds < SOON
 
 
@@ -224,37 +212,6 @@ def test_interrupts_in_mid_call_twice_in_a_row(pools, row, backend, n, interrupt
         row(f"{n} {backend}", f"interrupt in mid-call, number {turn + 1}", seconds, left, works)
         assert "rank 1: busy in endless" in "".join(caught.value.__notes__)
         assert seconds < SOON
-
-
-@pytest.mark.parametrize(("backend", "n"), GROUPS)
-def test_a_result_that_cannot_be_pickled(pools, row, backend, n):
-    pool = pools(backend, n)
-    pool.run(total)
-    pids, start = pool.pids, time.monotonic()
-    with pytest.raises(RankError, match=r"rank 1 could not send its result: TypeError: cannot pickle '_thread.lock'"):
-        pool.run(lambda: threading.Lock() if dist.get_rank() == 1 else 0)
-    seconds = time.monotonic() - start
-    assert pool.pids == pids and seconds < SOON  # they live on, and are no orphans
-    row(f"{n} {backend}", "a result that cannot be pickled", seconds, [], pool.run(total) == [float(n)] * n)
-
-
-@pytest.mark.parametrize(("backend", "n"), GROUPS)
-def test_printing_100_000_lines(pools, row, backend, n, capsys, monkeypatch):
-    def chatter():
-        for line in range(100_000 // dist.get_world_size()):
-            print("line", line)
-
-    pool = pools(backend, n)
-    pool.timeout = 60
-    pool.run(total)
-    monkeypatch.setattr(pool, "echo", "grouped")
-    start = time.monotonic()
-    pool.run(chatter)
-    seconds = time.monotonic() - start
-    shown = capsys.readouterr().out.splitlines()
-    row(f"{n} {backend}", "printing 100 000 lines", seconds, [], pool.run(total) == [float(n)] * n)
-    each = 100_000 // n
-    assert len(shown) == each * n and shown[each - 1 : each + 1] == [f"[rank 0] line {each - 1}", "[rank 1] line 0"]
 
 
 @pytest.fixture(autouse=True)

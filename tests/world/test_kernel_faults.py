@@ -13,27 +13,21 @@ from jupyter_client.manager import start_new_kernel
 from processes import SOON, alive, wait_until_gone
 
 pytestmark = pytest.mark.ranks
-GROUPS = [
-    pytest.param("gloo", 2, id="2 gloo"),
-    pytest.param("gloo", 4, id="4 gloo", marks=pytest.mark.nightly),
-    pytest.param("nccl", 2, id="2 nccl", marks=pytest.mark.multi_gpu(2)),
-    pytest.param("nccl", 4, id="4 nccl", marks=pytest.mark.multi_gpu(4)),
-]
+N = 2
 
 
 class Notebook:
     """A kernel, and cells that it runs."""
 
-    def __init__(self, backend, n):
+    def __init__(self):
         path = os.pathsep.join(filter(None, sys.path))
         self.manager, self.client = start_new_kernel(kernel_name="python3", env={**os.environ, "PYTHONPATH": path})
-        self.backend, self.n = backend, n
         self.pids = self.start()
 
     def start(self):
         """Starts the ranks; their pids."""
         self.run("%load_ext workbench")
-        self.run(f"%%ranks -n {self.n} --backend {self.backend}\nimport os, time, torch, torch.distributed as dist")
+        self.run(f"%%ranks -n {N} --backend gloo\nimport os, time, torch, torch.distributed as dist")
         shown = self.run("%%ranks\nos.getpid()")
         return [int(pid) for pid in re.findall(r"^rank \d+: (\d+)$", shown, re.MULTILINE)]
 
@@ -61,15 +55,14 @@ class Notebook:
     def works(self):
         """Whether a cell on all ranks does."""
         self.run("%%ranks\nimport os, time, torch, torch.distributed as dist")
-        device = "cuda" if self.backend == "nccl" else "cpu"
-        shown = self.run(f"%%ranks\nx = torch.ones(1, device='{device}')\ndist.all_reduce(x)\nx.item()")
-        return shown.strip().endswith(f": {float(self.n)}")
+        shown = self.run("%%ranks\nx = torch.ones(1)\ndist.all_reduce(x)\nx.item()")
+        return shown.strip().endswith(f": {float(N)}")
 
     def hang(self):
         """Begins a cell that never ends: one rank computes, and the others wait for it."""
         message = self.send("%%ranks\nprint('begun')\nwhile dist.get_rank() == 1:\n    pass\ndist.barrier()")
         begun, limit = 0, time.monotonic() + 30
-        while begun < self.n and time.monotonic() < limit:
+        while begun < N and time.monotonic() < limit:
             got = self.client.get_iopub_msg(timeout=30)
             begun += str(got["content"].get("text", "")).count("begun")
         return message
@@ -84,9 +77,9 @@ class Notebook:
 def notebook():
     made = []
 
-    def make(backend, n):
-        made.append(Notebook(backend, n))
-        assert len(made[-1].pids) == n and all(map(alive, made[-1].pids))
+    def make():
+        made.append(Notebook())
+        assert len(made[-1].pids) == N and all(map(alive, made[-1].pids))
         return made[-1]
 
     yield make
@@ -95,9 +88,8 @@ def notebook():
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(("backend", "n"), GROUPS)
-def test_interrupts_of_the_kernel_twice_in_a_row(notebook, row, backend, n):
-    book = notebook(backend, n)
+def test_interrupts_of_the_kernel_twice_in_a_row(notebook, row):
+    book = notebook()
     for turn in range(2):
         hanging, pids, start = book.hang(), book.pids, time.monotonic()
         book.manager.interrupt_kernel()
@@ -106,15 +98,14 @@ def test_interrupts_of_the_kernel_twice_in_a_row(notebook, row, backend, n):
         left = wait_until_gone(pids, 0)
         assert "KeyboardInterrupt: the ranks were ended." in shown and "rank 1: busy in <module>" in shown
         assert seconds < SOON
-        row(f"{n} {backend}", f"interrupt of the kernel, number {turn + 1}", seconds, left, book.works())
+        row(f"{N} gloo", f"interrupt of the kernel, number {turn + 1}", seconds, left, book.works())
         book.pids = book.start()
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(("backend", "n"), GROUPS)
 @pytest.mark.parametrize("how", ["restart", "shutdown", "kill -9"])
-def test_the_end_of_the_kernel(notebook, row, backend, n, how):
-    book = notebook(backend, n)
+def test_the_end_of_the_kernel(notebook, row, how):
+    book = notebook()
     book.hang()
     start = time.monotonic()
     if how == "kill -9":
@@ -124,4 +115,4 @@ def test_the_end_of_the_kernel(notebook, row, backend, n, how):
     else:
         book.manager.restart_kernel(now=False)
     left = wait_until_gone(book.pids, 10)
-    row(f"{n} {backend}", f"{how} of the kernel", time.monotonic() - start, left, notebook(backend, n).works())
+    row(f"{N} gloo", f"{how} of the kernel", time.monotonic() - start, left, notebook().works())

@@ -34,31 +34,16 @@ def pool(pool2):
     return pool2
 
 
-def cell(source, **names):
-    """What a notebook does with a cell: its names belong to `__main__` and its file does not exist."""
-    space = {"__name__": "__main__", **names}
-    exec(compile(source, "<cell 7>", "exec"), space)
-    return space
-
-
 def test_results_come_in_rank_order_after_a_collective(pool):
     def total(base, *, factor):
         value = torch.tensor([float(base + dist.get_rank())])
         dist.all_reduce(value)
-        return dist.get_rank(), os.getpid(), value * factor
+        return dist.get_rank(), os.getpid(), (value * factor).item()
 
-    results = pool.run(total, 10, factor=2)
-    assert [rank for rank, _, _ in results] == [0, 1]
-    assert [pid for _, pid, _ in results] == pool.pids
-    assert [value.item() for _, _, value in results] == [42.0, 42.0]
-    assert (pool.size, pool.backend) == (2, "gloo")
-
-
-def test_a_rank_is_a_child_without_input_in_a_process_group_of_its_own(pool):
-    def seen():
-        return os.getppid(), os.getpgrp(), os.fstat(0).st_rdev
-
-    assert pool.run(seen) == [(os.getpid(), pid, os.stat(os.devnull).st_rdev) for pid in pool.pids]
+    assert pool.run(total, 10, factor=2) == [(rank, pid, 42.0) for rank, pid in enumerate(pool.pids)]
+    # each is a child without input, in a process group of its own
+    seen = pool.run(lambda: (os.getppid(), os.getpgrp(), os.fstat(0).st_rdev))
+    assert seen == [(os.getpid(), pid, os.stat(os.devnull).st_rdev) for pid in pool.pids]
 
 
 ATEN, MUL, SUM = torch.ops.aten, torch.ops.aten.mul, torch.ops.aten.sum.default
@@ -74,20 +59,21 @@ def test_operators_arrive_with_the_function_that_names_them(pool):
         assert value == 0.0 and operators == [SUM, MUL.Tensor]
 
 
+CELL = """
+import torch
+class Net(torch.nn.Linear):
+    def forward(self, x):
+        return scale * super().forward(x)
+def apply(net, x):
+    return net(x), Net(3, 2)
+scale = 2.0
+"""
+
+
 def test_names_of_a_cell_arrive_with_the_call_and_come_back(pool):
-    space = cell(
-        "import torch\n"
-        "class Net(torch.nn.Module):\n"
-        "    def __init__(self):\n"
-        "        super().__init__()\n"
-        "        self.lin = torch.nn.Linear(3, 2)\n"
-        "    def forward(self, x):\n"
-        "        return scale * self.lin(x)\n"
-        "def apply(net, x):\n"
-        "    return net(x), Net()\n"
-        "scale = 2.0\n"
-    )
-    net, x = space["Net"](), torch.ones(4, 3)
+    space = {"__name__": "__main__"}  # the names of a notebook's cell, whose file does not exist
+    exec(compile(CELL, "<cell 7>", "exec"), space)
+    net, x = space["Net"](3, 2), torch.ones(4, 3)
     for value, made in pool.run(space["apply"], net, x):
         assert torch.equal(value, net(x))
         assert isinstance(made, space["Net"])
@@ -97,12 +83,14 @@ def test_a_view_does_not_drag_its_storage_along_and_tied_parameters_stay_tied(po
     def pieces():
         large = torch.arange(1_000_000.0)
         tied = torch.nn.Parameter(large[:4])
-        return large[2:5], {"a": tied, "b": tied}, large[:3].clone().requires_grad_() * 2
+        return large[2:5], {"a": tied, "b": tied}, large[:3].clone().requires_grad_() * 2, large.bfloat16().view(2, -1)
 
-    view, tied, grown = pool.run(pieces)[1]
+    view, tied, grown, whole = pool.run(pieces)[1]
     assert view.tolist() == [2.0, 3.0, 4.0] and view.untyped_storage().nbytes() == 12
     assert tied["a"] is tied["b"] and isinstance(tied["a"], torch.nn.Parameter) and tied["a"].requires_grad
     assert grown.tolist() == [0.0, 2.0, 4.0]
+    assert torch.equal(whole, torch.arange(1_000_000.0).bfloat16().view(2, -1))
+    whole.add_(1)  # it is its own memory
 
 
 def test_dtensor_result_is_refused_with_what_to_send(pool):
@@ -116,24 +104,18 @@ def test_dtensor_result_is_refused_with_what_to_send(pool):
         pool.run(shards)
 
 
-@pytest.mark.parametrize(
-    ("mode", "shown"),
-    [
-        ("live", "[rank 1] a\n[rank 0] b\n[rank 1] cd\n[rank 0] e\n"),
-        ("grouped", "[rank 0] b\n[rank 0] e\n[rank 1] a\n[rank 1] cd\n"),
-        ("rank0", "[rank 0] b\n[rank 0] e\n"),
-        ("none", ""),
-    ],
-)
-def test_every_echo_shows_its_lines_and_keeps_the_last_ones(mode, shown, capsys):
-    echo = Echo(mode, 2)
-    echo.feed(0, b"of the start\n")
-    echo.quiet = False
-    for rank, data in ((1, b"a\nc"), (0, b"10%\rb\ne"), (1, b"d\n")):
-        echo.feed(rank, data)
-    echo.finish()
-    assert capsys.readouterr().out == shown
-    assert [list(tail) for tail in echo.tail] == [["of the start", "b", "e"], ["a", "cd"]]
+def test_every_echo_shows_its_lines_and_keeps_the_last_ones(capsys):
+    for mode, shown in (("live", "[rank 1] a\n[rank 0] b\n[rank 1] cd\n[rank 0] e\n"),
+                        ("grouped", "[rank 0] b\n[rank 0] e\n[rank 1] a\n[rank 1] cd\n"),
+                        ("rank0", "[rank 0] b\n[rank 0] e\n"), ("none", "")):
+        echo = Echo(mode, 2)
+        echo.feed(0, b"of the start\n")
+        echo.quiet = False
+        for rank, data in ((1, b"a\nc"), (0, b"10%\rb\ne"), (1, b"d\n")):
+            echo.feed(rank, data)
+        echo.finish()
+        assert (mode, capsys.readouterr().out) == (mode, shown)
+        assert [list(tail) for tail in echo.tail] == [["of the start", "b", "e"], ["a", "cd"]]
 
 
 def test_a_live_bar_moves_in_its_place_and_leaves_nothing_behind(capsys, monkeypatch):
@@ -266,44 +248,34 @@ def test_a_forked_child_does_not_end_its_parents_ranks(pool):
     assert pool.run(os.getpid) == pids
 
 
-@pytest.mark.parametrize(
-    ("arguments", "gpus", "message"),
-    [
-        ({"n": 0}, 0, "ranks(n=0): n must be a whole number, 1 or more."),
+def with_gpus(monkeypatch, count):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+
+
+def test_bad_arguments_get_one_clear_message(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for arguments, gpus, message in [
         ({"n": 2.0}, 0, "ranks(n=2.0): n must be a whole number, 1 or more."),
-        ({"timeout": 0}, 0, "ranks(timeout=0): timeout must be a number of seconds above 0."),
         ({"timeout": None}, 0, "ranks(timeout=None): timeout must be a number of seconds above 0."),
         ({"listen": "10.0.0.1:29600"}, 0, "ranks(listen=..., key_file=...): a pool is on this machine alone. On "
          "several machines, run a recipe: torchrun ... -m workbench run RECIPE"),
         ({"backend": "mpi"}, 0, "ranks(backend='mpi'): backend must be one of auto, gloo, nccl."),
         ({"echo": "loud"}, 0, "ranks(echo='loud'): echo must be one of live, grouped, rank0, none."),
-        (
-            {"backend": "nccl"},
-            0,
-            "ranks(backend='nccl'): no CUDA GPU can be used here. Use backend='gloo' or 'auto'.",
-        ),
-        (
-            {"n": 8, "backend": "nccl"},
-            4,
-            "ranks(n=8, backend='nccl'): 8 ranks need 8 GPUs, and this machine has 4 GPUs. "
-            "Use n=4 or fewer, or backend='gloo'.",
-        ),
-    ],
-)
-def test_bad_arguments_get_one_clear_message(arguments, gpus, message, tmp_path, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-    with pytest.raises(WorkbenchError) as caught:
-        ranks(**{"n": 2, **arguments})
-    assert str(caught.value) == message
+        ({"backend": "nccl"}, 0, "ranks(backend='nccl'): no CUDA GPU can be used here. Use backend='gloo' or 'auto'."),
+        ({"n": 8, "backend": "nccl"}, 4, "ranks(n=8, backend='nccl'): 8 ranks need 8 GPUs, and this machine has 4 "
+         "GPUs. Use n=4 or fewer, or backend='gloo'."),
+    ]:
+        with_gpus(monkeypatch, gpus)
+        with pytest.raises(WorkbenchError) as caught:
+            ranks(**{"n": 2, **arguments})
+        assert str(caught.value) == message
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(("gpus", "n", "backend"), [(0, 1, "gloo"), (2, 2, "nccl"), (2, 4, "gloo")])
-def test_auto_takes_nccl_only_with_a_gpu_a_rank(gpus, n, backend, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+def test_auto_takes_nccl_only_with_a_gpu_a_rank(monkeypatch):
     monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
     monkeypatch.setattr(RankPool, "_start", lambda self: None)
-    assert ranks(n).backend == backend
+    for gpus, n, backend in ((0, 1, "gloo"), (2, 2, "nccl"), (2, 4, "gloo")):
+        with_gpus(monkeypatch, gpus)
+        assert ranks(n).backend == backend

@@ -98,7 +98,6 @@ def test_a_call_of_a_pool_knows_them_and_knows_them_again(pool2, monkeypatch):
 
 def test_they_are_sent_where_they_changed_and_not_with_every_call(pool2):
     register()
-    pool2.run(int)
     pool2.run(lambda: vars(contract()).update(seen=True))
     assert pool2.run(lambda: vars(contract()).get("seen")) == [True, True]  # what was installed, untouched
     register(changes="more")

@@ -62,17 +62,13 @@ def test_only_the_entries_that_differ_are_shown():
     assert "the ranks differ" in shown({"a": 1}, {"b": 1})
     many = [{i: rank for i in range(20)} for rank in (0, 1)]
     assert shown(*many).splitlines()[-1] == "0 of 20 entries agree, 12 more differ"
-
-
-def test_what_a_tensor_is_made_of_and_what_has_no_values():
+    # what a tensor is made of, and what has no values
     one, meta = torch.tensor([1 + 2j]), torch.empty(2, device="meta")
     assert RankValues([0, 1], [one.conj(), torch.tensor([1 - 2j])]).agree
     assert RankValues([0, 1], [one.conj().imag, torch.tensor([-2.0])]).agree
     assert shown(meta, meta.clone()) == "ranks 0, 1: tensor(..., device='meta', size=(2,))"
     assert "the ranks differ" in shown(meta, torch.empty(3, device="meta"))
-
-
-def test_modules_are_compared_by_their_tensors_and_their_text():
+    # modules are compared by their tensors and their text
     linear, other = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
     assert RankValues([0, 1], [linear, linear]).agree
     assert shown(linear, other).startswith(".weight differs") and "1 of 3 entries agree" in shown(linear, other)

@@ -44,13 +44,10 @@ def test_what_enters_a_reduction_is_partial_and_a_product_after_it_is_not_guesse
     assert said["exp"].startswith("unknown: no collective")
 
 
-def test_a_part_of_what_is_whole_may_be_this_ranks_own(fake4):
+def test_a_part_of_what_is_whole_or_gathered_is_not_called_a_part_of_its_source(fake4):
     said = by_hand(lambda x: [reduced(x).chunk(4)[1].clone(), reduced(x)[1:2].clone()], torch.ones(4, DIM))
     assert said["getitem_1"].startswith("unknown") and said["clone"].startswith("unknown")
     assert said["slice_1"].startswith("unknown") and said["clone_1"].startswith("unknown")
-
-
-def test_a_source_of_the_part_that_is_gathered_is_not_called_a_part(fake4):
     said = by_hand(lambda x: [gather(x.exp().chunk(4)[1])], torch.ones(4, DIM))
     assert said["getitem_1"] == f"tp: {CUT}" and said["exp"].startswith("unknown")
 

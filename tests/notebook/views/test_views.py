@@ -28,27 +28,18 @@ def stepper(tour):
     return PassStepper(tour.records)
 
 
-def answer(view, message):
-    """What a page that sends `message` gets: the messages, and their buffers."""
-    sent = []
-    view.send = lambda content, buffers=None: sent.append((content, buffers))
-    view._answer(None, message, [])
-    return sent
-
-
-def controls(view):
-    """The controls above a view, by their description."""
-    return {each.description: each for row in view.panel.children[:-1] for each in row.children}
-
-
 def test_a_control_and_its_trait_are_equal_both_ways(stepper):
-    shown = controls(stepper)
+    shown = {each.description: each for row in stepper.panel.children[:-1] for each in row.children}
     shown["pass"].value = 3
     assert stepper.step == 3 and tuple(shown["graph"].options) == ("forward", "backward")
     stepper.part = "backward"
     assert shown["graph"].value == "backward"
     stepper.step = 0
     assert shown["pass"].value == 0 and tuple(shown["graph"].options) == ("joint",)
+    sent = []  # what a page gets, errors by name
+    stepper.send = lambda content, buffers=None: sent.append(content)
+    stepper._answer(None, {"id": "7", "call": "details", "args": {"id": "nowhere", "step": 0}}, [])
+    assert sent == [{"id": "7", "error": "details: this view has no 'nowhere'"}]
 
 
 def test_a_displayed_view_is_its_panel_and_leaves_no_text_where_it_is_not_drawn(tour, stepper):
@@ -56,18 +47,9 @@ def test_a_displayed_view_is_its_panel_and_leaves_no_text_where_it_is_not_drawn(
     assert data["text/plain"] == "" and repr(stepper) == "PassStepper(passes)"
     assert data["application/vnd.jupyter.widget-view+json"]["model_id"] == stepper.panel.model_id
     assert stepper.panel.children[-1] is stepper
-
-
-def test_errors_go_to_the_page_by_name(stepper):
-    ((content, _),) = answer(stepper, {"id": "7", "call": "details", "args": {"id": "nowhere", "step": 0}})
-    assert content == {"id": "7", "error": "details: this view has no 'nowhere'"}
-
-
-def test_a_saved_notebook_keeps_a_few_lines(tour):
-    for view in (PassStepper(tour.records), GraphView(tour.captured)):
-        assert len(json.dumps(view.get_state(), default=str)) < STATE
-    for view in (TimelineView(tour.records[-1]), MemoryView(tour.records[-1])):  # with all that they show
-        assert len(json.dumps(view.get_state(), default=str)) < 100_000
+    for view, most in ((stepper, STATE), (GraphView(tour.captured), STATE), (TimelineView(tour.records[-1]), 100_000),
+                       (MemoryView(tour.records[-1]), 100_000)):  # the last two with all that they show
+        assert len(json.dumps(view.get_state(), default=str)) < most  # what a saved notebook keeps
 
 
 def test_an_operator_tells_all_that_is_known(tour, stepper):
