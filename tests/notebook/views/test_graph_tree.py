@@ -37,9 +37,11 @@ class Layer(nn.Module):
 class Model(nn.Module):
     def __init__(self):
         super().__init__()
-        self.layers, self.norm = nn.ModuleList(Layer() for _ in range(4)), nn.RMSNorm(8)
+        self.first, self.norm = nn.Linear(8, 8, bias=False), nn.RMSNorm(8)
+        self.layers = nn.ModuleList(Layer() for _ in range(4))
 
     def forward(self, x):
+        x = self.first(x)
         for layer in self.layers:
             x = layer(x)
         return self.norm(x).sum()
