@@ -11,7 +11,7 @@ import torch.distributed as dist
 from graphs_by_hand import gather, group_name, scatter, trace
 from on_ranks import FSDP_TP, build_with, calls, outcomes, small
 
-from workbench import author, capture, fake_world, partition, run_joint, run_partitioned
+from workbench import Options, author, capture, fake_world, partition, run_joint, run_partitioned
 from workbench.graph.facts import GraphFacts, set_facts
 from workbench.graph.read.collectives import exposed_in_node_order, list_collectives
 from workbench.graph.read.cost import flops
@@ -19,7 +19,6 @@ from workbench.graph.read.simulated_run import COMPUTE, simulated
 from workbench.graph.read.timeline import not_hidden
 from workbench.lab.async_tensor_parallel.transform import async_tensor_parallel, eligible, fuse, fused_with_products
 from workbench.pipeline.run_passes import copy_graph
-from workbench.recipe.contracts import Options
 from workbench.torch_api.distributed import symmetric_memory
 from workbench.torch_api.ops import multiplies
 
@@ -40,10 +39,9 @@ def captured(fake2):
 
 @pytest.mark.integration
 @pytest.mark.parametrize(("joint", "passes", "changes", "fused"), [
-    ([], [NAME], {}, 14),
     (["inductor_decomposition"], [NAME], {"precision.param": "bfloat16", "data.batch_per_rank": 3}, 14),
     ([], ["graph_cleanup", NAME], {}, 6),  # which merges the views that torch's pass looks for
-], ids=["as captured", "decomposed", "cleaned up"])
+], ids=["decomposed", "cleaned up"])
 def test_most_collectives_beside_products_share_an_operator(captured, joint, passes, changes, fused):
     step = captured(*changes.items()).fork()
     run_joint(step, joint)
@@ -81,38 +79,40 @@ def no_product(x, w):
     return gather(x).sin() + gather(w)
 
 
-@pytest.mark.parametrize(("function", "world", "happened", "why"), [
-    (two_products, "fake", None, "1 of 1 .* a fake world has none"),
-    (transposed, "fake", False, "0 of 1 "),
-    (sum_of_products, "fake", False, "0 of 1 "),
-    (no_product, "fake", False, "0 of 0 "),
-    (torch.add, "fake", False, "set mesh.tp to 2 or more"),
-    (two_products, "gloo", False, "0 of 1 .* CPUs over gloo"),
-    (two_products, "simulated", False, "0 of 1 .* simulated, in one process"),
-])
-def test_the_effect_counts_what_was_fused_and_says_why_not(fake2, function, world, happened, why):
+def effect_on(function, world):
     gm = on_tp(trace(function, torch.empty(4, 4), torch.empty(4, 4)), world)
-    after = async_tensor_parallel(copy_graph(gm), [], options=OPTIONS)
-    effect = fused_with_products((gm,), (after,), OPTIONS)
-    assert effect.happened is happened and re.search(why, effect.reason)
+    return fused_with_products((gm,), (async_tensor_parallel(copy_graph(gm), [], options=OPTIONS),), OPTIONS)
 
 
-@pytest.mark.parametrize(("devices", "readable", "why"), [
-    ([("a", 0), ("a", 1)], True, ""), ([("a", 0), ("b", 0)], True, "on 2 hosts, a, b"),
-    ([("a", 0), ("a", 1)], False, "no peer-to-peer access"),
-])
-def test_gpus_must_read_each_others_memory(fake2, monkeypatch, devices, readable, why):
-    reserved = {}
+def test_the_effect_counts_what_was_fused_and_says_why_not(fake2):
+    for function, world, happened, why in [
+        (two_products, "fake", None, "1 of 1 .* a fake world has none"),
+        (transposed, "fake", False, "0 of 1 "),
+        (sum_of_products, "fake", False, "0 of 1 "),
+        (no_product, "fake", False, "0 of 0 "),
+        (torch.add, "fake", False, "set mesh.tp to 2 or more"),
+        (two_products, "gloo", False, "0 of 1 .* CPUs over gloo"),
+        (two_products, "simulated", False, "0 of 1 .* simulated, in one process"),
+    ]:
+        effect = effect_on(function, world)
+        assert effect.happened is happened and re.search(why, effect.reason), (function, world)
+
+
+def test_gpus_must_read_each_others_memory(fake2, monkeypatch):
     monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
-    monkeypatch.setattr(dist, "all_gather_object", lambda answers, value, group: answers.__setitem__(
-        slice(None), devices if isinstance(value, tuple) else ["", value]))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda a, b: readable)
-    monkeypatch.setattr(symmetric_memory, "reserve", reserved.__setitem__)
-    gm = on_tp(trace(lambda x, w: scatter(gather(x) @ w), torch.empty(4, 4), torch.empty(4, 4)), "nccl")
-    effect = fused_with_products((gm,), (async_tensor_parallel(copy_graph(gm), [], options=OPTIONS),), OPTIONS)
-    assert effect.happened is (not why) and why in effect.reason
-    assert reserved == ({} if why else {group_name(): 2 * 4 * 4 * 4})  # two of what is scattered
+    for devices, readable, why in [([("a", 0), ("a", 1)], True, ""), ([("a", 0), ("b", 0)], True, "on 2 hosts, a, b"),
+                                   ([("a", 0), ("a", 1)], False, "no peer-to-peer access")]:
+        def share(answers, value, group, devices=devices):
+            answers[:] = devices if isinstance(value, tuple) else ["", value]
+
+        reserved = {}
+        monkeypatch.setattr(dist, "all_gather_object", share)
+        monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda a, b, readable=readable: readable)
+        monkeypatch.setattr(symmetric_memory, "reserve", reserved.__setitem__)
+        effect = effect_on(lambda x, w: scatter(gather(x) @ w), "nccl")
+        assert effect.happened is (not why) and why in effect.reason
+        assert reserved == ({} if why else {group_name(): 2 * 4 * 4 * 4})  # two of what is scattered
 
 
 def test_a_fused_operator_hides_itself_and_costs_its_products(fake2):

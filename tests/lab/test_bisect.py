@@ -6,13 +6,21 @@ import json
 import re
 
 import pytest
+import torch
+import torch.distributed as dist
 from bad_passes import JOINT, PARTITIONED, RECIPE, TINY, find_all, takes_gelu
 from faults import GATHER, SCATTER, without_metadata
+from graphs_by_hand import group_name, named
 from on_ranks import calls, user_pass
+from torch.fx.experimental.proxy_tensor import make_fx
 
+from workbench import Numerics, PassContract, PassRecord, Stage
 from workbench.cli import main
 from workbench.errors import WorkbenchError
-from workbench.lab.bisect import Bisection, bisect
+from workbench.lab.bisect import Bisection, bisect, search
+from workbench.lab.bisect.nodes import Matching, trace
+from workbench.passes.registry import RegisteredPass, graph_changed
+from workbench.torch_api.aot import clone
 
 pytestmark = pytest.mark.integration
 
@@ -29,8 +37,8 @@ FAULTS = {
     "rounds": ("joint", "aten.mm", "aten._to_copy", "layers.0.attention.wo", "llama3.py"),
     "takes_gelu": ("joint", "aten.silu", "aten.gelu", "layers.0.feed_forward", "layers.py"),
     "takes_gelu_anew": ("joint", "aten.silu", "aten.gelu", "layers.0.feed_forward", "layers.py"),
-    "decomposes_and_errs": ("joint", "aten.silu", "aten.div.Tensor", "layers.0.feed_forward", "layers.py"),
     "takes_gelu_and_renames": ("joint", "aten.silu", "aten.gelu", "layers.0.feed_forward", "layers.py"),
+    "decomposes_and_errs": ("joint", "aten.silu", "aten.div.Tensor", "layers.0.feed_forward", "layers.py"),
     "gathers_another_weight": ("joint", GATHER, GATHER, "layers.0.attention.wv", "llama3.py"),
     "sums_gradients": ("joint", SCATTER, SCATTER, "layers.0.feed_forward.w3", "layers.py"),
     "returns_gradients_swapped": ("joint", "", "", "layers.0.attention.wv", "llama3.py"),
@@ -42,23 +50,19 @@ FAULTS = {
 }
 
 
-def test_every_fault_is_here():
-    assert {f.__name__ for f in (*JOINT, *PARTITIONED)} == {*FAULTS, "does_nothing", "multiplies_what_does_not_fit"}
-
-
 @pytest.mark.nightly
 @pytest.mark.ranks
-@pytest.mark.parametrize("name", FAULTS)
-def test_the_pass_and_the_node_are_found(found, name):
-    part, was, now, module, file = FAULTS[name]
-    here = found[0][name]
-    assert here == found[1][name] and here.record == name  # every rank says the same, and not the sound pass
-    assert was in here.before.operator and now in here.after.operator
-    assert here.before.graph == here.after.graph == part
-    assert here.after.module == module and file in here.after.source
-    assert here.before.text != here.after.text or name == "buckets_and_mixes"
-    assert here.ranks == ((1,) if name == "errs_on_rank_1" else (0, 1))
-    assert here.difference
+def test_the_pass_and_the_node_are_found(found):
+    assert {f.__name__ for f in (*JOINT, *PARTITIONED)} == {*FAULTS, "does_nothing", "multiplies_what_does_not_fit"}
+    for name, (part, was, now, module, file) in FAULTS.items():
+        here = found[0][name]
+        assert here == found[1][name] and here.record == name  # every rank says the same, and not the sound pass
+        assert was in here.before.operator and now in here.after.operator, name
+        assert here.before.graph == here.after.graph == part, name
+        assert here.after.module == module and file in here.after.source, name
+        assert here.before.text != here.after.text or name == "buckets_and_mixes"
+        assert here.ranks == ((1,) if name == "errs_on_rank_1" else (0, 1)), name
+        assert here.difference, name
 
 
 @pytest.mark.nightly
@@ -108,13 +112,13 @@ def half(gm):
     return gm
 
 
-@pytest.mark.parametrize(("fault", "problem"), [
-    (without_metadata, "lint FAIL: "), (lambda gm: gm, "NO_EFFECT: "), (half, "FAIL: ")])
-def test_without_ranks_every_light_verdict_counts(fault, problem):
-    with user_pass("bad", fault) as name:
-        found = bisect(RECIPE.override({"joint_passes": ["reshard_after_forward", name]}), world="fake", progress=False)
-    assert not found.ok and found.found.record == "bad" and problem in found.found.problem
-    assert repr(found).splitlines()[-1] == "covered: lint, effect, collectives"
+def test_without_ranks_every_light_verdict_counts():
+    for fault, problem in ((without_metadata, "lint FAIL: "), (lambda gm: gm, "NO_EFFECT: "), (half, "FAIL: ")):
+        with user_pass("bad", fault) as name:
+            recipe = RECIPE.override({"joint_passes": ["reshard_after_forward", name]})
+            found = bisect(recipe, world="fake", progress=False)
+        assert not found.ok and found.found.record == "bad" and problem in found.found.problem
+        assert repr(found).splitlines()[-1] == "covered: lint, effect, collectives"
 
 
 def test_what_holds_and_what_cannot_be_looked_for(capsys):
@@ -126,3 +130,61 @@ def test_what_holds_and_what_cannot_be_looked_for(capsys):
     assert "has no passes" in capsys.readouterr().err
     assert main(["bisect", "llama3", "--check", "memory"]) == 2
     assert "--check is gone: every verdict is looked at" in capsys.readouterr().err
+
+
+# A run kept node by node, and which nodes of two runs are the same.
+
+X, Y = torch.arange(6.0).reshape(2, 3), torch.ones(2, 3)
+
+
+def bitwise(a, b):
+    return None
+
+
+def record(before, after):
+    item = RegisteredPass(PassContract("mine", Stage.JOINT, Numerics.EXACT, ""), print, graph_changed)
+    return PassRecord(item, None, (before,), (after,), 0.0, 0.0)
+
+
+def run(gm, *inputs):
+    return trace(record(gm, gm), [gm], list(inputs) or [X, Y], [])
+
+
+def resharded():
+    """What a rank keeps of DTensor's all-to-all: its two of four columns, of the rows of both ranks."""
+    rank = dist.get_rank()
+    mine = torch.arange(8.0).reshape(2, 4)[rank:rank + 1]
+    gm = make_fx(lambda x: [torch.ops._dtensor.shard_dim_alltoall(x, 0, 1, group_name())])(mine)
+    return [v.tensors[0].tolist() for key, v in run(gm, mine).values.items() if "alltoall" in key[1]]
+
+
+def test_a_collective_that_blocks_has_its_value_at_once(pool2):
+    assert pool2.run(resharded) == [[[[0.0, 1.0], [4.0, 5.0]]], [[[2.0, 3.0], [6.0, 7.0]]]]
+
+
+def test_values_are_found_under_other_names_and_a_lost_value_is_not():
+    before = make_fx(lambda x, y: [x.exp() + y, x.exp().sin()])(X, Y)
+    after = clone(before)
+    for i, node in enumerate(n for n in after.graph.nodes if n.op == "call_function"):
+        node._rename(f"other_{i}")
+    same = Matching(run(before), run(after), bitwise)
+    assert len(same.same) == 4 and same.suspects() == [] and same.wrong_outputs() == []
+    named(after, "aten.sin")[0].target = torch.ops.aten.cos.default
+    wrong = Matching(run(before), run(after), bitwise)
+    assert wrong.first() == (("joint", "other_3"), ("joint", "sin"))
+
+
+def test_a_graph_that_raises_is_found_at_its_node_and_a_compiled_one_is_named_alone(monkeypatch):
+    gm = make_fx(lambda primals, tangents: [primals[0] @ primals[1]])([X, Y.t()], [])
+    after = clone(gm)
+    named(after, "aten.mm")[0].args = tuple(after.graph.find_nodes(op="placeholder"))[::-1]
+    monkeypatch.setattr(search, "_light_problem", lambda record, expected: "")  # lint finds it, too
+    inputs = search.Inputs([X, torch.ones(3, 3)], [], 1)
+    raises = search.first_wrong([record(gm, after)], inputs)[0]
+    assert "; its graph raises RuntimeError: " in raises.problem and raises.after.name == "mm"
+    assert "mat1 and mat2 shapes cannot be multiplied" in raises.difference
+    compiled = search.first_wrong([record(gm, lambda primals, tangents: [primals[0] @ primals[1] + 1])], inputs)[0]
+    text = repr(Bisection("r", "1 gloo ranks", ("mine",), compiled, {"other": "done while tracing"}, ("lint",)))
+    assert text.splitlines() == ["bisect: r on 1 gloo ranks; passes mine",
+                                 f"first pass: 'mine', 1 of 1: {compiled.problem}",
+                                 "covered: lint", "not checked: pass 'other': done while tracing"]

@@ -8,11 +8,9 @@ import pytest
 import torch
 from on_ranks import build_with, calls, outcomes, small
 from passes.conftest import captured_once, through, two_layers  # noqa: F401
-from torch import nn
 
-from workbench import WorkbenchError, as_backend, run_partitioned
+from workbench import PassSpec, WorkbenchError, facts_of, run_partitioned
 from workbench.checks.lint import lint
-from workbench.graph.facts import facts_of
 from workbench.graph.read.memory import saved_tensors
 from workbench.graph.read.nodes import module_path, output_values
 from workbench.graph.read.peak import live_bytes
@@ -22,7 +20,6 @@ from workbench.pipeline.measured_run import Kernel, run_of_kernels
 from workbench.pipeline.run_passes import copy_graph
 from workbench.pipeline.step_profile import step_profile
 from workbench.recipe.contracts import check_passes
-from workbench.recipe.sections import PassSpec
 from workbench.torch_api.devices import host_copies
 from workbench.torch_api.distributed.fake import new_fake_mode
 from workbench.torch_api.ops import host_copy
@@ -41,30 +38,6 @@ def offloaded(two_layers, through):  # noqa: F811
     """The record of the pass on llama3 of two layers, every tensor sent that can be, and the pair."""
     records, pair, _ = through(two_layers, (), [offload()])
     return records[NAME], pair
-
-
-class Layers(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
-
-    def forward(self, x):
-        for layer in self.layers:
-            x = torch.tanh(layer(x)).t().contiguous().t()
-        return x.square().sum()
-
-
-def test_gradients_are_bitwise_the_same():
-    torch.manual_seed(0)
-    module, x, found = Layers(), torch.randn(8, 8), []
-    for passes in ([], [offload()]):
-        module.zero_grad(set_to_none=True)
-        backend = as_backend(passes, strict=True)
-        torch.compile(module, backend=backend, dynamic=False)(x).backward()
-        found.append([p.grad.clone() for p in module.parameters()])
-        torch._dynamo.reset()
-    assert backend.records[0].verdict("effect").evidence["offloaded"] >= 3
-    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
 def test_the_device_saves_less_and_holds_a_tensor_until_its_copy_has_ended(offloaded):
@@ -100,12 +73,6 @@ def unwaited(gm):
         gm.graph.erase_node(wait)
 
 
-def behind_its_reader(gm):
-    wait = calls(gm, WAIT)[0]
-    wait.next.append(wait)
-    min(wait.users).append(wait)
-
-
 def written_meanwhile(gm):
     start = calls(gm, TO_HOST)[0]
     with gm.graph.inserting_after(start):
@@ -113,18 +80,15 @@ def written_meanwhile(gm):
     made.meta["val"] = start.args[0].meta["val"]
 
 
-@pytest.mark.parametrize(("fault", "part", "said"), [
-    (unwaited, 0, "host copy to_host.* is read by output without a wait"),
-    (unwaited, 1, "host copy to_device.* without a wait"),
-    (behind_its_reader, 1, "malformed"),
-    (written_meanwhile, 0, "the input of host copy to_host.* is written by"),
-])
-def test_lint_finds_a_copy_without_its_wait(offloaded, fault, part, said):
-    graph = copy_graph(offloaded[1].graphs[part])
-    assert lint([graph], [graph]).outcome == "PASS"
-    fault(graph)
-    found = lint([offloaded[1].graphs[part]], [graph])
-    assert found.outcome == "FAIL" and re.search(said, found.message)
+def test_lint_finds_a_copy_without_its_wait(offloaded):
+    for fault, part, said in [(unwaited, 0, "host copy to_host.* is read by output without a wait"),
+                              (unwaited, 1, "host copy to_device.* without a wait"),
+                              (written_meanwhile, 0, "the input of host copy to_host.* is written by")]:
+        graph = copy_graph(offloaded[1].graphs[part])
+        assert lint([graph], [graph]).outcome == "PASS"
+        fault(graph)
+        found = lint([offloaded[1].graphs[part]], [graph])
+        assert found.outcome == "FAIL" and re.search(said, found.message)
 
 
 def test_the_effect_finds_a_tensor_that_is_still_held_or_does_not_come_back(offloaded):
@@ -148,13 +112,11 @@ def test_the_effect_finds_a_tensor_that_is_still_held_or_does_not_come_back(offl
     assert not on_the_host(record.before, (pair.forward, backward), record.options).happened
 
 
-@pytest.mark.parametrize(("options", "said"), [
-    ({"min_bytes": 1 << 40}, "tensors has 1,099,511,627,776 bytes: set min_bytes lower"),
-    ({"modules": ("nowhere",)}, "tensors belongs to nowhere"),
-])
-def test_it_says_why_nothing_was_sent(two_layers, through, options, said):  # noqa: F811
-    told = through(two_layers, (), [offload(**options)])[0][NAME].verdict("effect")
-    assert told.outcome == "NO_EFFECT" and said in told.message
+def test_it_says_why_nothing_was_sent(two_layers, through):  # noqa: F811
+    for options, said in [({"min_bytes": 1 << 40}, "tensors has 1,099,511,627,776 bytes: set min_bytes lower"),
+                          ({"modules": ("nowhere",)}, "tensors belongs to nowhere")]:
+        told = through(two_layers, (), [offload(**options)])[0][NAME].verdict("effect")
+        assert told.outcome == "NO_EFFECT" and said in told.message
 
 
 def test_modules_and_hidden_choose_among_the_tensors(two_layers, through, offloaded):  # noqa: F811

@@ -47,60 +47,43 @@ def order(tmp_path):
     return lambda *kernels: read_order([trace(tmp_path / "t.json", *kernels)]).steps[0]
 
 
-def test_a_collective_behind_a_product_is_hidden(order):
-    step = order(kernel(MM, 0, 100), kernel(GATHER, 10, 90, stream=20), kernel(MM, 100, 150))
-    (found,) = step.collectives
-    assert found.hidden and found.exposed_ms == 0 and found.behind == {MM: 0.08}
-    assert (step.span_ms, step.compute_ms, step.communication_ms, step.exposed_ms, step.idle_ms, step.launches) == (
-        0.15, 0.15, 0.08, 0, 0, 3)
+REASONS = [
+    ([kernel(MM, 0, 50), kernel(GATHER, 80, 180, stream=20), kernel("softmax", 182, 190)], "softmax waits for it"),
+    ([kernel("cat", 0, 50), kernel(GATHER, 52, 180, stream=20)], "it starts when cat ends, whose result it may send"),
+    ([kernel("cat", 0, 50), kernel(GATHER, 52, 180, stream=20), kernel(MM, 181, 190)],
+     f"it starts when cat ends, whose result it may send; {MM} waits for it"),
+    ([kernel(MM, 0, 99), kernel("ncclA", 10, 100, stream=20), kernel("ncclB", 101, 300, stream=20)],
+     "its stream was busy with ncclA"),
+    ([kernel(MM, 0, 50), kernel(GATHER, 200, 300, stream=20, launched=195)],
+     "the CPU launched it late, when the GPU had nothing else to do"),
+    ([kernel(MM, 0, 50), kernel(GATHER, 200, 300, stream=20, launched=195, call="cudaGraphLaunch")],
+     "no compute was ready to run meanwhile"),
+]
 
 
-REASONS = {
-    "its reader": ([kernel(MM, 0, 50), kernel(GATHER, 80, 180, stream=20), kernel("softmax", 182, 190)],
-                   "softmax waits for it"),
-    "its input": ([kernel("cat", 0, 50), kernel(GATHER, 52, 180, stream=20)],
-                  "it starts when cat ends, whose result it may send"),
-    "both": ([kernel("cat", 0, 50), kernel(GATHER, 52, 180, stream=20), kernel(MM, 181, 190)],
-             f"it starts when cat ends, whose result it may send; {MM} waits for it"),
-    "its stream": ([kernel(MM, 0, 99), kernel("ncclA", 10, 100, stream=20), kernel("ncclB", 101, 300, stream=20)],
-                   "its stream was busy with ncclA"),
-    "the CPU": ([kernel(MM, 0, 50), kernel(GATHER, 200, 300, stream=20, launched=195)],
-                "the CPU launched it late, when the GPU had nothing else to do"),
-    "a replay": ([kernel(MM, 0, 50), kernel(GATHER, 200, 300, stream=20, launched=195, call="cudaGraphLaunch")],
-                 "no compute was ready to run meanwhile"),
-}
-
-
-@pytest.mark.parametrize(("kernels", "why"), REASONS.values(), ids=REASONS)
-def test_why_a_collective_is_exposed(order, kernels, why):
-    last = order(*kernels).collectives[-1]
-    assert last.why == why and last.exposed_ms > 0
+def test_why_a_collective_is_exposed(order):
+    for kernels, why in REASONS:
+        last = order(*kernels).collectives[-1]
+        assert last.why == why and last.exposed_ms > 0
 
 
 RESULTS = Path(__file__).parents[2] / "benchmarks/results"
 
 
-def jobs(folder, lines):
-    """The benchmark's first round of each variant that has a trace in `folder`."""
+ON_TWO = "traces_h200x2", "llama3_1b_h200x2.jsonl"
+TRACES = [("traces_h100", "traces_h100/steps.jsonl", "reference_cudagraph"),
+          ("traces_h200", "traces_h200/steps.jsonl", "compile"), (*ON_TWO, "eager"),
+          (*ON_TWO, "llama3_full_inductor_block_bucketing_overlap_cudagraph")]
+
+
+@pytest.mark.parametrize(("folder", "lines", "variant"), TRACES)
+def test_a_trace_of_a_real_job_says_what_the_benchmark_measured_of_another_step(folder, lines, variant):
+    """The benchmark's figures are those of its last first round."""
     rounds = map(json.loads, (RESULTS / lines).read_text(encoding="utf-8").splitlines())
-    last = {line["variant"]: line for line in rounds if line["round"] == 0 and line["recipe"]["mesh"]["tp"] == 1}
-    return [(folder, variant, line) for variant, line in last.items()
-            if (RESULTS / folder / f"{variant}.rank0.json.gz").exists()]
-
-
-ON_ONE = jobs("traces_h100", "traces_h100/steps.jsonl") + jobs("traces_h200", "traces_h200/steps.jsonl")
-ON_TWO = jobs("traces_h200x2", "llama3_1b_h200x2.jsonl")
-
-
-def recorded(folder, variant, ranks=1):
-    return read_order([RESULTS / f"{folder}/{variant}.rank{rank}.json.gz" for rank in range(ranks)])
-
-
-@pytest.mark.parametrize(("folder", "variant", "measured"), ON_ONE + ON_TWO, ids=lambda value: str(value)[:60])
-def test_a_trace_of_a_real_job_says_what_the_benchmark_measured_of_another_step(folder, variant, measured):
-    """Eager, torch.compile, torchtitan's toolkit and ours, with and without a replay."""
+    measured = [line for line in rounds if line["variant"] == variant and line["round"] == 0
+                and line["recipe"]["mesh"]["tp"] == 1][-1]
     ranks = 2 if folder == "traces_h200x2" else 1
-    order = recorded(folder, variant, ranks)
+    order = read_order([RESULTS / f"{folder}/{variant}.rank{rank}.json.gz" for rank in range(ranks)])
     steps, timeline = order.steps, order.timeline(1)
     assert len(steps) == 2 * ranks and timeline.exposed_ms == pytest.approx(steps[1].exposed_ms)
     if ranks == 2:  # a replay's 19 streams are branches of a graph: one lane for each kind of communication
@@ -115,7 +98,13 @@ def test_a_trace_of_a_real_job_says_what_the_benchmark_measured_of_another_step(
         assert (step.exposed_ms < 5) is (ranks == 1 or variant not in ("eager", "compile"))  # a replay hides it
 
 
-def test_communication_hides_no_communication(order):
+def test_compute_hides_communication_and_communication_does_not(order):
+    step = order(kernel(MM, 0, 100), kernel(GATHER, 10, 90, stream=20, **{
+        "Collective name": "_allgather_base", "In msg nelems": 1024, "dtype": "BFloat16", "Group size": 2}))
+    (gather,) = step.collectives
+    assert gather.hidden and gather.exposed_ms == 0 and gather.behind == {MM: 0.08}
+    assert gather.about == "_allgather_base, 1024 elements, BFloat16, 2 ranks"
+    assert (step.span_ms, step.compute_ms, step.communication_ms, step.idle_ms, step.launches) == (0.1, 0.1, 0.08, 0, 2)
     step = order(kernel("ncclA", 0, 100, stream=20), kernel("ncclB", 50, 150, stream=21))
     assert step.exposed_ms == step.communication_ms == 0.15 and step.compute_ms == 0
     assert [(c.exposed_ms, c.shared_ms) for c in step.collectives] == [(0.1, 0.05)] * 2
@@ -147,13 +136,6 @@ def test_steps_are_told_apart_by_when_their_kernels_were_launched(tmp_path):
     assert read_order([path], step="4").steps == steps[1:]
     with pytest.raises(WorkbenchError, match="t.json: no step 5: it has 3, 4$"):
         read_order([path], step="5")
-
-
-def test_what_the_trace_says_of_a_collective_is_shown(order, tmp_path):
-    step = order(kernel(GATHER, 0, 10, **{"Collective name": "_allgather_base", "In msg nelems": 1024,
-                                          "dtype": "BFloat16", "Group size": 2}))
-    assert step.collectives[0].about == "_allgather_base, 1024 elements, BFloat16, 2 ranks"
-    assert "_allgather_base" in str(read_order([tmp_path / "t.json"]))
 
 
 def test_of_two_ranks_the_one_that_comes_first_waits(tmp_path):
@@ -196,41 +178,28 @@ def on_cpu(path):
     seen.export_chrome_trace(str(path))
 
 
-BAD = {
-    "of no GPU": ("cpu.json", on_cpu, "no event of a GPU (category kernel): profile with ProfilerActivity.CUDA"),
-    "truncated": ("t.json", b'{"traceEvents": [{"ph": "X", "na', "(Unterminated string starting at: "),
-    "of another tool": ("t.json", b'{"spans": []}', "(it has no 'traceEvents')"),
-    "half a gzip": ("t.json.gz", gzip.compress(b'{"traceEvents": []}' * 99)[:-9], "(not a whole gzip file: "),
-}
+def test_what_is_no_trace_is_refused_with_its_name(tmp_path, capsys):
+    on_cpu(tmp_path / "cpu.json")
+    for name, content, why in [
+        ("cpu.json", None, "no event of a GPU (category kernel): profile with ProfilerActivity.CUDA"),
+        ("torn.json", b'{"traceEvents": [{"ph": "X", "na', "(Unterminated string starting at: "),
+        ("other.json", b'{"spans": []}', "(it has no 'traceEvents')"),
+        ("gone.json", b"", "No such file"),
+        ("half.json.gz", gzip.compress(b'{"traceEvents": []}' * 99)[:-9], "(not a whole gzip file: "),
+    ]:
+        if content:
+            (tmp_path / name).write_bytes(content)
+        assert main(["order", str(tmp_path / name)]) == 2
+        error = capsys.readouterr().err
+        assert name in error and why in error
 
 
-@pytest.mark.parametrize(("name", "content", "why"), BAD.values(), ids=BAD)
-def test_what_is_no_trace_is_refused_with_its_name(tmp_path, capsys, name, content, why):
-    if callable(content):
-        content(tmp_path / name)
-    else:
-        (tmp_path / name).write_bytes(content)
-    assert main(["order", str(tmp_path / name)]) == 2
-    error = capsys.readouterr().err
-    assert name in error and why in error
-
-
-def test_the_command_prints_and_writes_what_it_read(tmp_path, capsys):
-    path = trace(tmp_path / "t.json", kernel("cat", 0, 50), kernel(GATHER, 52, 180, stream=20), kernel(MM, 181, 190))
-    assert main(["order", str(path), "--json", str(tmp_path / "o.json")]) == 0
-    text = capsys.readouterr().out
-    assert "whole trace" in text and "0.128 of 0.128 ms exposed: it starts when cat ends" in text
-    data = json.loads((tmp_path / "o.json").read_text())
-    assert data["device"] == "NVIDIA H200" and data["steps"][0]["collectives"][0]["why"].startswith("it starts when")
-    assert main(["order", str(tmp_path / "gone.json")]) == 2
-    assert "gone.json: No such file" in capsys.readouterr().err
-
-
-def test_the_page_shows_what_the_command_prints(monkeypatch, capsys):
+def test_the_page_shows_what_the_command_prints(monkeypatch, capsys, tmp_path):
     page = (RESULTS.parents[1] / "docs/lab/traces.md").read_text()
     folder, command = re.findall(r"^    (?:cd|workbench) (.+)$", page, re.MULTILINE)
     monkeypatch.chdir(RESULTS.parents[1] / folder)
-    assert main(command.split()) == 0
+    assert main([*command.split(), "--json", str(tmp_path / "o.json")]) == 0
+    assert json.loads((tmp_path / "o.json").read_text())["steps"][0]["collectives"]
     printed = capsys.readouterr().out.splitlines()
     (block,) = re.findall(r"^```text\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
     shown = block.splitlines()

@@ -13,11 +13,10 @@ from typing import Any
 import cloudpickle
 import pytest
 
+from workbench import Recipe, current_world
 from workbench.pipeline import progress
-from workbench.pipeline.progress import PROGRESS, Lines, Post, Ticking, telling
+from workbench.pipeline.progress import PROGRESS, Post, Ticking, telling
 from workbench.pipeline.recipe_ranks import on_ranks
-from workbench.recipe.recipe import Recipe
-from workbench.world.mesh import current_world
 from workbench.world.ranks import RankPool
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -69,23 +68,15 @@ def test_a_line_ticks_until_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("shown")
-def test_without_a_terminal_each_stage_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_terminal_each_stage_is_a_line_unless_nothing_is_wanted(
+        capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     with telling() as tell:
-        assert type(tell) is Lines
         walk(Post(tell.hear, steps=3))
         tell.of("rank 3")("capture")
     assert capsys.readouterr() == ("", "workbench: author\nworkbench: train\nworkbench: rank 3: capture\n")
-
-
-@pytest.mark.usefixtures("shown")
-def test_nothing_is_shown_where_nothing_is_wanted(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with telling(False) as tell:
-        walk(Post(tell.hear))
-    for name, value in (("RANK", "1"), (PROGRESS, "0")):
+    for name, value, wanted in (("RANK", "1", None), (PROGRESS, "0", None), ("RANK", "0", False)):
         monkeypatch.setenv(name, value)
-        with telling() as tell:
+        with telling(wanted) as tell:
             walk(Post(tell.hear))
         monkeypatch.delenv(name)
     assert capsys.readouterr() == ("", "")

@@ -8,16 +8,14 @@ from typing import Any
 import pytest
 from full_disk import files_of_at_most
 
+from workbench import Numerics, Recipe, Stage, WorkbenchError, load_recipe
 from workbench.checks.verdicts import CHECKS, Outcome, Verdict
-from workbench.errors import WorkbenchError
 from workbench.graph.read.peak import StepPeak
 from workbench.pipeline.report import Expectation, PassRow, Peak, Report
 from workbench.pipeline.report_text import NO_GRAPH, unchecked
 from workbench.pipeline.roofline import roofline
 from workbench.pipeline.run import check_expectations, merged, run
 from workbench.pipeline.train import Training
-from workbench.recipe.contracts import Numerics, Stage
-from workbench.recipe.recipe import Recipe, load_recipe
 
 PASS, FAIL, NO_EFFECT, UNKNOWN = Outcome.PASS, Outcome.FAIL, Outcome.NO_EFFECT, Outcome.UNKNOWN
 UNSEEN = Verdict("numerics", UNKNOWN, "a fake world has no values: run on real ranks")
@@ -73,8 +71,6 @@ def test_what_was_not_checked_says_why() -> None:
     assert unchecked([GOOD], [], "") == {}
     shown = report(row(*GOOD[:3]), not_run="level light runs no graph").table()
     assert "not checked\n  numerics: level light runs no graph" in shown
-    assert row(UNSEEN).outcome is UNKNOWN and row(*GOOD).verdict("effect").outcome is PASS
-    assert row(GOOD[0]).verdict("effect") is None
 
 
 def test_memory_is_a_figure() -> None:
@@ -85,9 +81,6 @@ def test_memory_is_a_figure() -> None:
     lines = report(peak=Peak(predicted, 1040 << 20)).table().splitlines()
     at = lines.index("peak memory: 1.02 GiB measured on rank 0, 0.98 GiB predicted, in the backward (-3.8%)")
     assert lines[at + 1].split() == ["0.062", "GiB", "mm", "layers.0"]
-    assert "peak memory: 0.98 GiB predicted, in the backward" in report(peak=Peak(predicted, None)).table()
-    assert "peak memory: 2.00 GiB measured on rank 0" in report(peak=Peak(None, 2 << 30)).table()
-    assert "peak memory" not in report(peak=Peak(None, None)).table()
 
 
 def test_the_gravest_rank_is_named() -> None:
@@ -99,18 +92,13 @@ def test_the_gravest_rank_is_named() -> None:
     assert whole.roofline.flop_per_token == 2 * ranks[0].roofline.flop_per_token
 
 
-@pytest.mark.parametrize(("losses", "outcome"), [
-    ([5.0, 4.0], PASS), ([4.0, 5.0], FAIL), ([5.0], UNKNOWN), ([5.0, 9.0, 9.0, 9.0, 9.0, 4.9], PASS)])
-def test_the_loss_falls(losses: list[float], outcome: Outcome) -> None:
-    training = Training(losses, losses, losses, 1, None)
-    assert [e.outcome for e in check_expectations(load_recipe("tour"), training, 0)] == [outcome]
-
-
-def test_saved_bytes_are_expected() -> None:
+def test_the_loss_falls_and_saved_bytes_are_expected() -> None:
+    for losses, outcome in (([5.0, 4.0], PASS), ([4.0, 5.0], FAIL), ([5.0], UNKNOWN), ([5.0, 9.0, 9.0, 4.9], PASS)):
+        training = Training(losses, losses, losses, 1, None)
+        assert [e.outcome for e in check_expectations(load_recipe("tour"), training, 0)] == [outcome]
     recipe = load_recipe("llama3").override({"expect.max_saved_bytes": 100})
     assert check_expectations(recipe, None, 100)[0].outcome is PASS
     assert check_expectations(recipe, None, 101)[0].message == "101 bytes saved, at most 100"
-    assert check_expectations(load_recipe("tour"), None, 0)[0].outcome is UNKNOWN
 
 
 def test_table() -> None:
@@ -125,17 +113,9 @@ def test_table() -> None:
     assert "  effect      NO_EFFECT: no annotated node matched" in text
     assert "  numerics: a fake world has no values: run on real ranks" in text
     assert "\033[33mNO_EFFECT\033[0m" in report(idle).table(color=True)
-    brief = report(lossy, idle).table(reasoned=False)
-    assert "no annotated node" not in brief and "NO_EFFECT" in brief
-
-
-def test_html_holds_facts_and_no_measured_figures() -> None:
-    timed = row(*GOOD[:3], Verdict("numerics", PASS, "at most 2.2e-07"), name="<evil>",
-                tolerance=1e-5)
-    page = report(timed)._repr_html_()
-    assert "2.2e-07" not in page and "tokens/s" not in page
+    page = report(row(*GOOD[:3], Verdict("numerics", PASS, "at most 2.2e-07"), name="<evil>"))._repr_html_()
+    assert "2.2e-07" not in page and "tokens/s" not in page  # no measured figure
     assert "&lt;evil&gt;" in page and "<evil>" not in page
-    assert page.count("norm-relative tolerance 1e-05") == 1
 
 
 def test_a_full_disk_keeps_the_report_before(tmp_path: Path) -> None:
@@ -147,10 +127,13 @@ def test_a_full_disk_keeps_the_report_before(tmp_path: Path) -> None:
 
 
 @pytest.mark.integration
-def test_flop_a_token_are_the_models() -> None:
+def test_on_a_fake_world_nothing_is_claimed_and_flop_a_token_are_the_models() -> None:
     """Six for each weight that a token meets, and attention's: 2 matmuls forward, 4 backward, unmasked."""
-    recipe = load_recipe("llama3_fsdp").override({"mesh.dp_shard": 2, "model.n_layers": 1})
-    found = run(recipe, world="fake", progress=False)
+    recipe = load_recipe("llama3_fsdp").override({"mesh.dp_shard": 2, "mesh.tp": 2, "model.n_layers": 1})
+    found = run(recipe, world="fake", level="full", progress=False)
+    assert found.ok and found.training is None and found.step_seconds is None and found.peak.measured is None
+    assert {r.verdict("numerics").outcome for r in found.passes} | {v.outcome for v in found.pipeline} == {UNKNOWN}
+    assert found.roofline.ceiling is None and "fake" in found.roofline.reason
     s, seq = recipe.model.sizes(), recipe.data.seq_len
     head = s["dim"] // s["n_heads"]
     weights = s["dim"] * (2 * s["dim"] + 2 * s["n_kv_heads"] * head) + 3 * s["dim"] * s["ffn_dim"]
@@ -158,15 +141,5 @@ def test_flop_a_token_are_the_models() -> None:
     attention = s["n_heads"] * head * seq
     low, high = 6 * weights + 12 * attention, 6 * weights + 14 * attention  # the backward may repeat the scores
     assert low <= found.roofline.flop_per_token <= high
-    split = run(recipe.override({"mesh.tp": 2}), world="fake", progress=False)
-    assert split.roofline.flop_per_token == pytest.approx(found.roofline.flop_per_token)
 
 
-@pytest.mark.integration
-def test_a_fake_world_trains_nothing_and_claims_nothing() -> None:
-    found = run(load_recipe("tour").override({"model.n_layers": 1}), world="fake", level="full", progress=False)
-    assert found.ok and found.training is None and found.step_seconds is None
-    assert {r.verdict("numerics").outcome for r in found.passes} == {UNKNOWN}
-    assert {v.outcome for v in found.pipeline} == {UNKNOWN} and found.peak.measured is None
-    assert [e.outcome for e in found.expectations] == [UNKNOWN]
-    assert found.roofline.ceiling is None and "fake" in found.roofline.reason

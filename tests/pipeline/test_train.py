@@ -1,4 +1,4 @@
-"""The training loop: this rank's batches, the whole gradient's norm, the settings around it."""
+"""Training: this rank's batches, the whole gradient's norm, microbatches, and `run` on ranks."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ import pytest
 import torch
 from on_ranks import FSDP_TP, gradients, small
 
-from workbench.authoring.author import author, author_module
-from workbench.errors import WorkbenchError
+from workbench import WorkbenchError, World, author, author_module, build, current_world, load_recipe, register_pass
+from workbench.authoring.microbatches import cut
+from workbench.checks.verdicts import Outcome
+from workbench.pipeline.report import Report
+from workbench.pipeline.run import run
 from workbench.pipeline.train import Batches, total_norm, train
+from workbench.recipe.recipe import RecipeError
 from workbench.torch_api.determinism import deterministic
-from workbench.world.fake import fake_world
-from workbench.world.mesh import World, current_world
+from workbench.world.ranks import RankPool
 
 pytestmark = pytest.mark.integration
 
@@ -32,14 +35,6 @@ def test_deterministic_settings_come_back():
     assert not torch.is_deterministic_algorithms_warn_only_enabled()
 
 
-def test_ranks_of_one_tp_group_read_the_same_text_and_others_do_not():
-    seen = []
-    for rank in range(4):
-        with fake_world(4, rank) as world:
-            seen.append(Batches(author(small(FSDP_TP), world)).at(0)[0].tolist())
-    assert seen[0] == seen[1] != seen[2] == seen[3]
-
-
 def test_a_module_without_a_recipe_has_no_text():
     module = torch.nn.Linear(2, 2)
     authored = author_module(module, World("gloo", 1, 0, torch.device("cpu")), None)
@@ -49,18 +44,16 @@ def test_a_module_without_a_recipe_has_no_text():
 
 
 def norms(recipe):
-    """(our norm of the whole gradient, torch's of the gathered gradients)."""
+    """(our norm of the whole gradient, torch's of the gathered gradients, this rank's tokens)."""
     authored = author(recipe, current_world())
     authored.module(*Batches(authored).at(0)).backward()
     local = [p.grad for p in authored.module.parameters()]
     whole = [g.full_tensor() if hasattr(g, "full_tensor") else g for g in local]
     assert set(gradients(authored)) == {n for n, _ in authored.module.named_parameters()}
-    return float(total_norm(local)), float(torch.nn.utils.get_total_norm(whole))
+    return float(total_norm(local)), float(torch.nn.utils.get_total_norm(whole)), Batches(authored).at(0)[0].tolist()
 
 
 def trained(recipe):
-    from workbench.pipeline.build import build
-
     found = build(recipe, current_world())
     heard = []
     result = train(found.authored, found.step, progress=lambda step, loss: heard.append((step, loss)))
@@ -68,9 +61,12 @@ def trained(recipe):
 
 
 @pytest.mark.ranks
-def test_the_norm_is_the_whole_gradients(pool4):
-    for ours, theirs in pool4.run(norms, small(FSDP_TP)):
+def test_the_norm_is_the_whole_gradients_and_ranks_of_one_tp_group_read_the_same_text(pool4):
+    found = pool4.run(norms, small(FSDP_TP))
+    for ours, theirs, _ in found:
         assert ours == pytest.approx(theirs, rel=1e-5)
+    texts = [text for _, _, text in found]
+    assert texts[0] == texts[1] != texts[2] == texts[3]
 
 
 @pytest.mark.ranks
@@ -81,3 +77,120 @@ def test_a_run_is_measured_and_the_same_on_every_rank(pool4):
     assert heard == list(enumerate(first.losses)) and first.losses[2] < first.losses[0]
     assert all(r.losses == first.losses and r.norms == first.norms for r, _ in results)
     assert first.tokens_per_step == 16 * 2 * 2 and first.peak_bytes is None
+
+
+# Gradient accumulation: one update for several microbatches, in the eager loop and with a compiled pair.
+
+ALONE = World("gloo", 1, 0, torch.device("cpu"))
+TWO = {"training.accumulate": 2, "data.batch_per_rank": 4}
+
+
+def accumulating(mesh, **changes):
+    return small(mesh).override({**TWO, **changes})
+
+
+def left(recipe, compiled, world=None):
+    """Losses, norms and parameters after training, and the copies of tokens that the first step routed."""
+    built = build(recipe, world or current_world()) if compiled else None
+    authored = built.authored if compiled else author(recipe, world or current_world())
+    seen = train(authored, built.step if compiled else None)
+    routed = seen.load.copies(0) if seen.load else None
+    parameters = [getattr(p, "_local_tensor", p).tolist() for p in authored.module.parameters()]
+    return seen.losses, seen.norms, parameters, routed
+
+
+def test_a_compiled_pair_accumulates_as_the_eager_loop_does(pool2):
+    recipe = accumulating({"dp_shard": 2})
+    assert pool2.run(left, recipe, True) == pool2.run(left, recipe, False)
+
+
+def test_two_microbatches_train_as_one_batch_of_both():
+    """The mean of the microbatches' mean losses is the mean over the batch, up to the order of additions."""
+    two, one = (left(accumulating({}, **{"training.accumulate": count}), True, ALONE) for count in (2, 1))
+    assert two[0] == pytest.approx(one[0], rel=1e-5) and two[1] == pytest.approx(one[1], rel=1e-4)
+    assert two[0] != left(accumulating({}, **{"data.batch_per_rank": 2, "training.accumulate": 1}), True, ALONE)[0]
+
+
+def test_the_load_of_experts_is_that_of_all_microbatches(pool2):
+    recipe = load_recipe("deepseek_v3").override({
+        "model.n_layers": 2, "data.seq_len": 16, "mesh": {"dp_shard": 2, "ep": 2}, "passes": [], "training.steps": 1,
+        **TWO})
+    sizes = recipe.model.sizes()
+    wanted = (sizes["n_layers"] - sizes["n_dense_layers"]) * sizes["top_k"] * 2 * 4 * 16
+    assert [routed for *_, routed in pool2.run(left, recipe, False)] == [wanted] * 2
+
+
+@pytest.mark.nightly
+def test_level_full_compares_one_microbatch(pool2):
+    report = run(accumulating({"dp_shard": 2}, joint_passes=["inductor_decomposition"],
+                              passes=["full_inductor_compilation"]), world=pool2, level="full", progress=False)
+    assert report.ok and [str(v.outcome) for v in report.pipeline] == ["PASS"]
+
+
+WHOLE = ("training.accumulate: 2 microbatches have their gradients added up outside any graph, and training.step is "
+         '"whole": set it to "pair", or accumulate to 1')
+REPLAYED = ("passes[0]: pass 'cudagraph' writes over the gradients of the microbatch before, and training.accumulate "
+            "is 2: set it to 1, or drop the pass")
+
+
+UNEVEN = ("training.accumulate: data.batch_per_rank 3 does not divide by training.accumulate 2: change one of them")
+
+
+def test_what_cannot_accumulate_is_refused():
+    for changes, message in [({"data.batch_per_rank": 3}, UNEVEN), ({"training.step": "whole"}, WHOLE),
+                             ({"passes": ["cudagraph"]}, REPLAYED)]:
+        with pytest.raises(RecipeError) as told:
+            accumulating({"dp_shard": 2}, **changes)
+        assert str(told.value).endswith(message)
+    with pytest.raises(WorkbenchError, match=r"input 1 of the step is \[3, 2\], and 2 microbatches need a tensor"):
+        cut((torch.zeros(4), torch.zeros(3, 2)), 2)
+
+
+# `run` on real ranks: a user's own pass is shipped, each rank is heard, and figures are measured.
+
+SMALL = load_recipe("llama3_fsdp").override({"mesh.dp_shard": 2, "model.n_layers": 1, "training.steps": 3})
+
+
+def mine(pool: RankPool, name: str, change) -> Report:
+    """A run of a pass that this test registers, as a notebook's cell would."""
+
+    @register_pass(name, stage="joint", numerics="exact")
+    def own(gm, example_inputs, *, options):
+        return change(gm)
+
+    return run(SMALL.override({"joint_passes": [name]}), world=pool, level="full", progress=False)
+
+
+def test_a_users_own_pass_gets_every_verdict_and_a_planted_no_op_shows(pool2: RankPool) -> None:
+    report = mine(pool2, "does_nothing", lambda gm: gm)
+    row = report.pass_row("does_nothing")
+    assert row.verdict("effect").outcome is Outcome.NO_EFFECT
+    assert report.idle == [("does_nothing", row.verdict("effect").message)]
+    assert {row.verdict(c).outcome for c in ("lint", "collectives", "numerics")} == {Outcome.PASS}
+    assert row.memory[0] == row.memory[1]
+    assert report.ok and report.roofline.ceiling and report.roofline.ceiling > 1e8
+    assert report.training is not None and len(report.training.losses) == 3
+    assert {v.check: v.outcome for v in report.pipeline} == {"numerics": Outcome.PASS}
+    with pytest.raises(WorkbenchError, match=r"needs 4 ranks, and this pool has 2: .* start 4 ranks"):
+        run(SMALL.override({"mesh.dp_shard": 4}), world=pool2)
+
+
+def _rounded_on_rank_1(gm):
+    import torch
+    import torch.distributed as dist
+
+    if dist.get_rank() == 1:
+        found = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.mul.Tensor)
+        scaled = next(n for n in found if isinstance(n.meta["val"], torch.Tensor) and n.meta["val"].is_floating_point())
+        with gm.graph.inserting_after(scaled):
+            more = gm.graph.call_function(torch.ops.aten.mul.Tensor, (scaled, 1.5))
+        more.meta = dict(scaled.meta)
+        scaled.replace_all_uses_with(more, delete_user_cb=lambda user: user is not more)
+    return gm
+
+
+def test_a_fault_on_one_rank_is_shown_with_its_rank(pool2: RankPool) -> None:
+    report = mine(pool2, "wrong_on_one", _rounded_on_rank_1)
+    assert not report.ok
+    assert report.pass_row("wrong_on_one").verdict("numerics").message.startswith("rank ")
+    assert "FAIL" in report.table()

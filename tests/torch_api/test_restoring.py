@@ -8,7 +8,9 @@ import sys
 import pytest
 import torch
 from torch import nn
+from torch._functorch import config, partitioners
 
+from workbench.torch_api import partitioning
 from workbench.torch_api.restoring import restoring, restoring_module
 
 numpy_random = getattr(sys.modules.get("numpy"), "random", None)  # torch imports it where there is one
@@ -66,12 +68,22 @@ def test_a_parameter_is_put_back_where_it_is_named():
     assert seen(module) != before
 
 
-@pytest.mark.parametrize("on_host", [False, True])
-def test_any_dtype_and_any_view_is_put_back(on_host):
+def test_any_dtype_and_any_view_is_put_back():
     tensors = [torch.full((4,), float("nan")), torch.zeros(1).expand(4), torch.arange(6).view(2, 3).t(),
                torch.zeros(4, dtype=torch.float8_e4m3fn), torch.zeros(0), torch.ones(4, dtype=torch.complex64)]
     before = [str(tensor.tolist()) for tensor in tensors]
-    with restoring(tensors, on_host=on_host):
-        for tensor in tensors:
-            tensor.untyped_storage().fill_(1)
-    assert [str(tensor.tolist()) for tensor in tensors] == before
+    for on_host in (False, True):
+        with restoring(tensors, on_host=on_host):
+            for tensor in tensors:
+                tensor.untyped_storage().fill_(1)
+        assert [str(tensor.tolist()) for tensor in tensors] == before
+
+
+# What our settings around torch's partitioner change, and that torch is left as it was.
+
+def test_torch_is_left_as_it_was():
+    before = partitioners.has_recomputable_rng_ops, config.activation_memory_budget
+    with partitioning.settings({"activation_memory_budget": 0.3}):
+        inside = partitioners.has_recomputable_rng_ops, config.activation_memory_budget
+    assert inside == (partitioning.recomputes_draws, 0.3)
+    assert (partitioners.has_recomputable_rng_ops, config.activation_memory_budget) == before

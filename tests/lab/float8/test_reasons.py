@@ -7,14 +7,10 @@ import torch
 from torch import nn
 from torch.nn.functional import grouped_mm
 
-from workbench import author_module, capture, fake_world, run_joint
-from workbench.authoring.plans import ParallelPlan
-from workbench.authoring.simple_fsdp import Precision
-from workbench.errors import WorkbenchError
+from workbench import ParallelPlan, Precision, WorkbenchError, World, author_module, capture, fake_world, run_joint
 from workbench.graph.make_nodes import fake_mode_of
 from workbench.lab.float8 import Float8Options, transform
 from workbench.lab.float8.linear import products_of
-from workbench.world.mesh import World
 
 ALONE = World("gloo", 1, 0, torch.device("cpu"))
 EMULATED = "on these CPUs products are emulated in float32, and so nothing is said of time"
@@ -55,11 +51,6 @@ def of_a_slice(y, weight):
     return torch.relu(y)[:, :16] @ weight[:, :16].t()
 
 
-def of_a_part(y, weight):
-    """As many columns as in a slice, and contiguous."""
-    return torch.relu(y)[:, :16].contiguous() @ weight[:, :16].contiguous().t()
-
-
 def of_its_own_result(y, weight):
     """Scores of tokens: no operand comes from a parameter."""
     return (y @ y.t()) * weight
@@ -75,10 +66,14 @@ def effect_of(joint, **options):
     return run_joint(joint, [{"name": "float8_matmul", "smallest": 16, **options}])[0].verdict("effect")
 
 
+def of_24_columns(y, weight):
+    return torch.relu(y)[:, :24].contiguous() @ weight[:, :24].contiguous().t()
+
+
 @pytest.mark.parametrize(("block", "dtype", "converted", "why", "where"), [
     (of_a_slice, torch.float32, None, "an operand has strides (32, 1)", "layers.0 forward"),
-    (of_a_part, torch.float32, 5, "", ""),
     (linear, torch.bfloat16, 5, "", ""),
+    (of_24_columns, torch.float32, None, "size 24 is no multiple of 16", "layers.0 forward"),
     (of_its_own_result, torch.float32, None, "belongs to no linear layer", "layers.0 mm_1"),
     (grouped, torch.bfloat16, 2, "grouped product, aten._grouped_mm: only a product of two matrices is converted",
      "layers.0 "),

@@ -6,14 +6,11 @@ import pytest
 import torch
 from on_ranks import small
 
-from workbench.authoring.author import author
+from workbench import author, build, current_world, load_recipe
 from workbench.lab.whole_step.step import WholeStep
 from workbench.pipeline import train as training
-from workbench.pipeline.build import build
-from workbench.recipe.recipe import load_recipe
-from workbench.world.mesh import current_world
 
-BLOCKS, DECOMPOSE, INDUCTOR = "transformer_block_bucketing", "inductor_decomposition", "full_inductor_compilation"
+BLOCKS = "transformer_block_bucketing"
 CAPACITY = {"model.dispatch": "capacity"}
 
 

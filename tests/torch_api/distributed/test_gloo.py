@@ -41,27 +41,6 @@ def left_by_ten_models():
     return groups, loops.count("gloo_tcp_loop")
 
 
-def gathers(seconds):
-    """All-gathers over both axes, many in flight; torch's default of two threads does not live through these."""
-    import time
-
-    import torch  # here, or torch.ops would have to go to the ranks
-
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp_shard", "tp"))
-    groups, done = [mesh.get_group(axis).group_name for axis in ("dp_shard", "tp")], 0
-    value, end = torch.full((16,), float(dist.get_rank())), time.monotonic() + seconds
-    functional = torch.ops._c10d_functional
-    while True:
-        for group in groups:
-            flying = [functional.all_gather_into_tensor(value, 2, group) for _ in range(64)]
-            got = [functional.wait_tensor(each).sum().item() for each in flying]
-        done += 2 * len(got)
-        left = torch.tensor([float(time.monotonic() < end)])
-        dist.all_reduce(left, dist.ReduceOp.MIN)
-        if not left.item():
-            return done, got[-1]
-
-
 def default_again():
     """What the ranks run without the cure: torch's own number of threads."""
     from workbench.world.worker import _FOR_LIFE
@@ -83,7 +62,3 @@ def test_models_share_their_groups_and_groups_their_device(pool4):
         assert len(set(groups[1:])) == 1 and loops == 1
 
 
-def test_gathers_in_flight(pool4):
-    found = pool4.run(gathers, 5.0)
-    assert len({done for done, _ in found}) == 1 and found[0][0] > 1000
-    assert [total for _, total in found] == [16.0, 16.0, 80.0, 80.0]  # of ranks 0 and 1, and of 2 and 3, over tp
