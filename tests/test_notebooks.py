@@ -98,6 +98,7 @@ def only_the_workbench_torch_its_widgets_and_the_standard_library_are_imported(p
 SHORT = [
     "00_tour",
     "05_bucket_and_overlap",
+    "08_replay_with_cudagraphs",
     "10_run_on_real_ranks",
     "11_write_your_own_pass",
     "15_one_graph_for_the_whole_step",

@@ -1,6 +1,9 @@
 """What "Replay with CUDA graphs" uses; lessons 11 and 15 use `launch_bound`, too.
 
-    launch_bound  does the CPU or the device set the pace
-    pictures      from where a CUDA graph reads its inputs: drawn, and listed
-    whole_sum     a grader: an exact sum
+    flat_replay     a wrapper that treats a boxed call as a flat one
+    launch_bound    launches against work
+    measured_steps  steps of one layer on a GPU
+    pictures        from where a recording reads its inputs
+    rehearsed       a small model's step to record, and loops that train it
+    whole_sum       a grader: an exact sum
 """
