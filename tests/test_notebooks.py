@@ -101,6 +101,7 @@ SHORT = [
     "08_replay_with_cudagraphs",
     "10_run_on_real_ranks",
     "11_write_your_own_pass",
+    "14_read_your_own_trace",
     "15_one_graph_for_the_whole_step",
 ]
 

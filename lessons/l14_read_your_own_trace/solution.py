@@ -7,7 +7,7 @@ from itertools import pairwise
 def floor(kinds_of, eager, found) -> float:
     """Products, attention and the optimizer stay of the whole span."""
     ms = kinds_of(eager)
-    return round(found["eager"].steps[-1].span_ms / (ms["products"] + ms["attention"] + ms["optimizer"]), 2)
+    return round(found["eager"].steps[-1].span_ms / (ms["matmuls"] + ms["attention"] + ms["optimizer"]), 2)
 
 
 def late(gaps_of, eager) -> tuple[float, float]:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import glob
 import json
-import os
 import re
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from workbench.errors import WorkbenchError
-from workbench.lab.traces.order import StepOrder, TracedCollective, TraceOrder, read_order
+from workbench.lab.traces.order import StepOrder, TraceOrder, read_order
 from workbench.lab.traces.trace_file import TracedStep
-from workbench.pipeline.gpu_communication import COMPUTE, gaps, overlap, union
+from workbench.pipeline.gpu_communication import COMPUTE, gaps, union
 from workbench.recipe.files import json_lines
 from workbench.tools.compatibility import results_dir
 
@@ -23,11 +22,11 @@ RESULTS = results_dir()
 FOLDERS = {1: ("traces_h200", "traces_h200/steps.jsonl"), 2: ("traces_h200x2", "llama3_1b_h200x2.jsonl")}
 """By the number of GPUs: the folder of recorded traces, and the timed steps of the same jobs."""
 KINDS = {
-    "products": ("nvjet", "gemm", "cutlass", "cublas"), "attention": ("sdpa", "flash", "cudnn"),
+    "matmuls": ("nvjet", "gemm", "cutlass", "cublas"), "attention": ("sdpa", "flash", "cudnn"),
     "optimizer": ("multi_tensor_apply",), "copies": ("Memcpy", "Memset", "chunk_cat", "split_with_sizes", "CatArray"),
 }
 """Parts of a kernel's name that tell its kind; what has none of them is pointwise, a norm or the loss."""
-REST, FLOOR = "rest", ("products", "attention", "optimizer")
+REST, FLOOR = "rest", ("matmuls", "attention", "optimizer")
 THIRD, FUSED = "llama3_block_bucketing_cudagraph", "llama3_full_inductor_block_bucketing_cudagraph"
 """The job of the checkpoint "remedy", and the job that differs from it in Inductor alone."""
 Span = tuple[str, int, float, float, float]
@@ -70,26 +69,18 @@ def met(begins: Mapping[str, float], transfer: float) -> dict[str, list[Span]]:
     return {rank: [("nccl gather", 20, begin, begin, end)] for rank, begin in begins.items()}
 
 
-def profiled(step: Callable[[], Any], path: Path) -> Path:
-    """Write a trace of `step`, run twice under torch.profiler. What Kineto prints of itself is dropped."""
-    import torch
 
-    kept = [(fd, os.dup(fd)) for fd in (1, 2)]
-    with open(os.devnull, "wb") as nothing:
-        try:
-            for fd, _ in kept:
-                os.dup2(nothing.fileno(), fd)
-            with torch.profiler.profile() as seen:
-                for _ in range(2):
-                    step()
-                if torch.cuda.is_available():
-                    torch.cuda.synchronize()
-        finally:
-            for fd, copy in kept:
-                os.dup2(copy, fd)
-                os.close(copy)
-    seen.export_chrome_trace(str(path))
-    return path
+def lanes(spans: Sequence[Span], us: int) -> str:
+    """A line of letters for each stream: in each `us` microseconds the last letter of the kernel that runs, or a dash.
+    """
+    begin, end = min(s[3] for s in spans), max(s[4] for s in spans)
+    lines = []
+    for stream in sorted({s[1] for s in spans}):
+        own = [s for s in spans if s[1] == stream]
+        lane = "".join(next((name[-1] for name, *_, first, last in own if first <= at < last), "-")
+                       for at in range(int(begin), int(end), us))
+        lines.append(f"stream {stream:2}  {lane}")
+    return "\n".join(lines)
 
 
 def kind_of(name: str) -> str:
@@ -138,6 +129,15 @@ def aligned(ranks: Sequence[TracedStep]) -> list[list[Span]]:
     ends = [next(e.end - step.events[0].begin for e in step.events if e.kind != COMPUTE) for step in ranks]
     return [[(name, stream, launched + late, begin + late, end + late) for name, stream, launched, begin, end in spans]
             for spans, late in zip(listed, (max(ends) - own for own in ends), strict=True)]
+
+
+def until(ms: float, steps: Mapping[str, Sequence[Span]]) -> dict[str, list[Span]]:
+    """The first `ms` milliseconds of each step's kernels, by a title that says when the first one begins."""
+    last, found = 1e3 * ms, {}
+    for title, spans in steps.items():
+        own = [(*rest, begin, min(end, last)) for *rest, begin, end in spans if begin < last]
+        found[f"{title}, {spans[0][3] / 1e3:.0f} to {ms:.0f} ms"] = own
+    return found  # type: ignore[return-value]
 
 
 def longest_late(step: TracedStep, most: int) -> tuple[list[tuple[str, str, str, str]], str]:
@@ -195,21 +195,17 @@ def causes(step: StepOrder, traced: TracedStep) -> tuple[int, float, float, floa
     return gathers, exposed, least, most, empty
 
 
-def waits_of(pairs: Iterable[tuple[TracedCollective, TracedCollective]]) -> list[tuple[int, float, float, float]]:
-    """By collective, here and on the other rank: index, ms of the wait, what of it is exposed at least, and at most."""
-    both = [(here, min(here.ms, there.ms)) for here, there in pairs]
-    return [(one.number, one.ms - short, max(0.0, one.exposed_ms - short), min(one.ms - short, one.exposed_ms))
-            for one, short in both]
+
+def last_of(order: TraceOrder) -> list[tuple[StepOrder, TracedStep]]:
+    """Each rank's last step: what was found in it, and its kernels."""
+    both = zip(order.steps, order.traced, strict=True)
+    return [(step, traced) for step, traced in both if step.step == order.steps[-1].step]
 
 
 def third_job() -> TraceOrder:
     """Both ranks' traces of the job that the checkpoint asks for."""
     return read_order([recorded(THIRD, rank, gpus=2) for rank in (0, 1)])
 
-
-def floor_kernels(step: TracedStep) -> Counter[str]:
-    """How often each kernel runs that the floor counts, by name."""
-    return Counter(e.name for e in step.events if e.kind == COMPUTE and kind_of(e.name) in FLOOR)
 
 
 def floor_ms(step: TracedStep) -> float:
@@ -227,43 +223,7 @@ def late_ms(step: TracedStep) -> float:
     return sum(end - begin for begin, end, _ in late_gaps(step)) / 1e3
 
 
-def late_rows(steps: Mapping[str, TracedStep],
-              given: Mapping[str, tuple[float, float] | None]) -> list[tuple[str, ...]]:
-    """By step: idle ms, its `late_parts` and the rest; CPU calls before clipping; its launch and begin, ms.
 
-    given: parts that the reader computes, used in place of `late_parts`; "?" for None.
-    """
-    rows = []
-    for said, step in steps.items():
-        idle = sum(end - begin for begin, end, _ in gaps_of(step)) / 1e3
-        parts = given[said] if said in given else late_parts(step)
-        split = [f"{ms:.2f}" for ms in (*parts, idle - sum(parts))] if parts else ["?"] * 3
-        first, clipping = next((i, e) for i, e in enumerate(step.events) if "multi_tensor_apply" in e.name)
-        calls = str(len({e.launched for e in step.events[:first]}))  # the kernels of a recorded graph share one
-        times = (clipping.launched or clipping.begin, clipping.begin)
-        rows.append((said, f"{idle:.2f}", *split, calls, *(f"{(at - step.events[0].begin) / 1e3:.1f}" for at in times)))
-    return rows
-
-
-def products_of(step: TracedStep) -> list[tuple[str, float, float]]:
-    """A step's products: the name, microseconds, and the share of these in which a collective runs, too."""
-    talk = union((e.begin, e.end) for e in step.events if e.kind != COMPUTE)
-    products = [e for e in step.events if e.kind == COMPUTE and kind_of(e.name) == "products"]
-    return [(e.name, e.end - e.begin, overlap(talk, e.begin, e.end) / (e.end - e.begin)) for e in products]
-
-
-def beside(step: TracedStep, other: TracedStep) -> list[tuple[int, float, float]]:
-    """What collectives cost the products of `step`: how many products, their milliseconds here and on the other rank.
-
-    First those beside collectives here (90 % of their time or more) and alone there (at most 10 %). Then those alone on
-    both, to compare. Then all others.
-    """
-    found = [[0, 0.0, 0.0] for _ in range(3)]
-    for (name, here, hidden), (same, there, alone) in zip(products_of(step), products_of(other), strict=True):
-        clear = name == same and alone <= 0.1 and not 0.1 < hidden < 0.9
-        for i, more in enumerate((1, here / 1e3, there / 1e3)):
-            found[hidden < 0.5 if clear else 2][i] += more
-    return [(int(n), here, there) for n, here, there in found]
 
 
 def late_parts(step: TracedStep, early_us: float = 2000) -> tuple[float, float]:
@@ -279,12 +239,10 @@ def files_of(pattern: str) -> list[str]:
 
 
 def report(paths: Sequence[Path | str]) -> str:
-    """The last step of each rank: its kinds, its floor, the gaps of the CPU, and what is exposed by cause."""
+    """All traced steps; of each rank's last one the kinds, the floor, the CPU's gaps, and what is exposed by cause."""
     order = read_order(paths)
-    lines = [str(order)]
-    for step, traced in zip(order.steps, order.traced, strict=True):
-        if step.step != order.steps[-1].step:
-            continue
+    lines = [str(order).split("\n\n")[0]]  # the table; `workbench order` shows the collectives, too
+    for step, traced in last_of(order):
         early_ms = min(2.0, step.span_ms / 10)
         first, later = late_parts(traced, 1e3 * early_ms)
         lines += ["", step.step + ("" if step.rank is None else f" of rank {step.rank}"),

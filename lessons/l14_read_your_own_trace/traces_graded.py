@@ -18,6 +18,7 @@ from workbench_lessons.l14_read_your_own_trace.traces import (
     Span,
     floor_ms,
     kinds_of,
+    last_of,
     late_gaps,
     late_ms,
     late_parts,
@@ -63,8 +64,7 @@ def remedies(answer: Any) -> tuple[float, str]:
         name, ms = str(answer[0]).lower(), float(answer[1])
     except (TypeError, ValueError, LookupError):
         return 0.0, "give a pair: (remedy, milliseconds)"
-    order = third_job()
-    last = [both for both in zip(order.steps, order.traced, strict=True) if both[0].step == order.steps[-1].step]
+    last = last_of(third_job())
     if "cudagraph" in name:
         return 0.0, f"not cudagraph: the CPU is late for {max(late_ms(traced) for _, traced in last):.1f} ms"
     if "overlap" in name or "bucket" in name:
@@ -92,10 +92,10 @@ def meant(answer: Any, slip: float, within: float = 0.005) -> bool:
 
 
 def _cases() -> Iterator[tuple[str, list[Span]]]:
-    yield "one product", [("a", 7, 0, 0, 100), ("ncclA", 20, 0, 50, 150)]
+    yield "one matmul", [("a", 7, 0, 0, 100), ("ncclA", 20, 0, 50, 150)]
     yield "a hidden collective", [("a", 7, 0, 0, 100), ("ncclA", 20, 0, 20, 90)]
     yield "idle time", [("a", 7, 0, 0, 100), ("ncclA", 20, 0, 150, 250), ("b", 7, 0, 300, 310)]
-    yield "two products at once", [("a", 7, 0, 0, 60), ("b", 8, 0, 40, 100), ("ncclA", 20, 0, 0, 120)]
+    yield "two matmuls at once", [("a", 7, 0, 0, 60), ("b", 8, 0, 40, 100), ("ncclA", 20, 0, 0, 120)]
     yield "two collectives at once", [("a", 7, 0, 0, 20), ("ncclA", 20, 0, 20, 120), ("ncclB", 21, 0, 70, 170)]
     seed = random.Random(7)
     for _ in range(20):
@@ -111,11 +111,11 @@ def _cases() -> Iterator[tuple[str, list[Span]]]:
 def exposes(answer: Any) -> tuple[float, str]:
     """Grades a function from spans to exposed microseconds by what `workbench order` says of the same spans.
 
-    The message names the first kind of case that is wrong. What is wrong with one product scores 0.
+    The message names the first kind of case that is wrong. What is wrong with one matmul scores 0.
     """
     if not callable(answer):
         return 0.0, "give a function of a list of spans"
-    return by_cases(answer, _cases(), _problem, "one product")
+    return by_cases(answer, _cases(), _problem, "one matmul")
 
 
 def _problem(answer: Callable[[list[Span]], Any], spans: list[Span]) -> str:

@@ -29,15 +29,15 @@ def talks(name):
     return name.startswith("nccl")
 
 
-def one_product_each(spans):
-    """Wrong: takes off what each product hides, as if no two products ran at once."""
+def one_matmul_each(spans):
+    """Wrong: takes off what each matmul hides, as if no two matmuls ran at once."""
     busy = [s for s in spans if not talks(s[0])]
     return sum(e - b - sum(max(0, min(e, y) - max(b, x)) for *_, x, y in busy) for n, *_, b, e in spans if talks(n))
 
 
 @pytest.mark.parametrize(("case", "function"), [
-    ("one product", lambda spans: sum(e - b for n, *_, b, e in spans if talks(n))),
-    ("two products at once", one_product_each)])
+    ("one matmul", lambda spans: sum(e - b for n, *_, b, e in spans if talks(n))),
+    ("two matmuls at once", one_matmul_each)])
 def test_a_wrong_exposed_time_is_told_by_its_case_and_meets_its_hint(case, function):
     score, message = exposes(function)
     assert score < 1 and message.startswith(f"wrong with {case}: got ")
@@ -46,7 +46,7 @@ def test_a_wrong_exposed_time_is_told_by_its_case_and_meets_its_hint(case, funct
 
 
 def test_a_function_that_raises_and_what_is_no_function_are_refused_in_words():
-    assert exposes(lambda spans: spans[99]) == (0.0, "wrong with one product: IndexError: list index out of range")
+    assert exposes(lambda spans: spans[99]) == (0.0, "wrong with one matmul: IndexError: list index out of range")
     assert exposes(3) == (0.0, "give a function of a list of spans")
 
 
