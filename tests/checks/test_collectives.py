@@ -24,11 +24,12 @@ def bucketed(name):
     return trace(forward, *shards(4))
 
 
-def test_a_bucket_on_a_group_of_its_own_moves_the_same_bytes(fake4):
+def test_a_bucket_on_a_group_of_its_own_moves_the_same_bytes_and_has_its_own_place_in_the_order(fake4):
     twin = dist.new_group([0, 1, 2, 3]).group_name
-    for name in (group_name(), twin):
-        found = conserved(two_layer_graph(), bucketed(name))
-        assert found.outcome is Outcome.PASS
+    for name, place in ((group_name(), "dp_shard"), (twin, "dp_shard#1")):
+        graph = bucketed(name)
+        found = conserved(two_layer_graph(), graph)
+        assert found.outcome is Outcome.PASS and schedule([graph])[0][1] == place
         assert found.evidence["all_gather dp_shard"] == {
             "bytes_before": 512, "bytes_after": 512, "launches_before": 2, "launches_after": 1}
 
@@ -61,12 +62,6 @@ def test_bytes_that_move_to_another_axis_fail(fake4):
     assert conserved(before, gm).outcome is Outcome.FAIL
 
 
-def test_a_second_group_of_one_axis_has_its_own_place_in_the_order(fake4):
-    twin = dist.new_group([0, 1, 2, 3]).group_name
-    assert schedule([bucketed(group_name())])[0][1] == "dp_shard"
-    assert schedule([bucketed(twin)])[0][1] == "dp_shard#1"
-
-
 def test_the_rank_that_departs_from_most_is_named(fake4):
     a, b = ("all_gather", "dp_shard", "", (2, 8), "float32", 4), ("all_gather", "dp_shard", "", (4, 8), "float32", 4)
     assert difference([[a, b]] * 4) is None
@@ -96,8 +91,6 @@ def test_two_collectives_swapped_on_one_rank_are_refused_before_they_run(pool2):
         assert found.outcome is Outcome.FAIL
         assert found.evidence["index"] == 0
         assert "float32[2, 8]" in found.message and "float32[3, 8]" in found.message and "rank 1" in found.message
-
-
     found = pool2.run(compare_order, False)
     assert [v.outcome for v in found] == [Outcome.PASS, Outcome.PASS]
     assert found[0].message == "2 collectives in the same order on 2 ranks"

@@ -1,6 +1,9 @@
+from random import Random
+
 import pytest
 import torch
 from graphs_by_hand import C10D, group_name, named, shards, trace, two_layer_graph
+from mutants.operators import OPERATORS
 
 from workbench.checks.lint import lint, unwaited
 from workbench.checks.verdicts import Outcome
@@ -23,17 +26,7 @@ def drop_wait(gm):
     gm.graph.erase_node(wait)
 
 
-def read_before_wait(gm):
-    mm, start = named(gm, "aten.mm")[0], named(gm, "all_gather")[0]
-    mm.replace_input_with(named(gm, "wait_tensor")[0], start)
-
-
-def lose_output(gm):
-    output = gm.graph.output_node()
-    output.args = (list(output.args[0])[:1],)
-
-
-def other_dtype(gm):
+def other_output(gm):
     output = gm.graph.output_node()
     value = output.args[0][1]
     with gm.graph.inserting_before(output):
@@ -42,28 +35,9 @@ def other_dtype(gm):
     output.args = ([output.args[0][0], cast],)
 
 
-def rename_placeholder(gm):
-    gm.graph.find_nodes(op="placeholder")[0]._rename("other")
-
-
-def reshape_placeholder(gm):
-    node = gm.graph.find_nodes(op="placeholder")[2]
-    node.meta["val"] = node.meta["val"].new_empty(5, 8)
-
-
 def add_placeholder(gm):
     with gm.graph.inserting_before(gm.graph.find_nodes(op="placeholder")[0]):
         gm.graph.placeholder("extra")
-
-
-def swap_placeholders(gm):
-    first, second, *_ = gm.graph.find_nodes(op="placeholder")
-    first.prepend(second)
-
-
-def use_before_definition(gm):
-    mm = named(gm, "aten.mm")[0]
-    named(gm, "aten.relu")[0].append(mm)
 
 
 def call_module(gm):
@@ -74,36 +48,9 @@ def call_module(gm):
     relu.replace_all_uses_with(node, delete_user_cb=lambda user: user is not node)
 
 
-def unused_wait(gm):
-    wait, mm = named(gm, "wait_tensor")[0], named(gm, "aten.mm")[0]
-    mm.replace_input_with(wait, named(gm, "wait_tensor")[1])
-
-
-def write_to_an_input(gm):
-    first = gm.graph.find_nodes(op="placeholder")[0]
-    with gm.graph.inserting_before(gm.graph.output_node()):
-        gm.graph.call_function(torch.ops.aten.copy_.default, (first, first))
-
-
 def print_a_value(gm):
     with gm.graph.inserting_before(gm.graph.output_node()):
         gm.graph.call_function(print, (named(gm, "aten.relu")[0],))
-
-
-def add_noise(gm):
-    relu = named(gm, "aten.relu")[0]
-    with gm.graph.inserting_after(relu):
-        gm.graph.call_function(torch.ops.aten.rand_like.default, (relu,)).meta["val"] = relu.meta["val"]
-
-
-def says_another_dtype(gm):
-    mm = named(gm, "aten.mm")[0]
-    mm.meta["val"] = mm.meta["val"].to(torch.bfloat16)
-
-
-def says_another_shape(gm):
-    mm = named(gm, "aten.mm")[0]
-    mm.meta["val"] = mm.meta["val"].new_empty(3, 4)
 
 
 def says_another_device(gm):
@@ -111,37 +58,39 @@ def says_another_device(gm):
     mm.meta["val"] = mm.meta["val"].to("meta")
 
 
-def multiplies_what_does_not_fit(gm):
-    mm = named(gm, "aten.mm")[0]
-    mm.args = (mm.args[0], mm.args[0])
-
-
 FAULTS = {
-    says_another_dtype: "node mm says that its result is bfloat16[3, 8] on cpu, and aten.mm gives float32[3, 8]",
-    says_another_shape: "its result is float32[3, 4] on cpu, and aten.mm gives float32[3, 8]",
+    drop_wait: "without a wait",
     says_another_device: "float32[3, 8] on meta, and aten.mm gives float32[3, 8] on cpu: set its meta['val']",
-    multiplies_what_does_not_fit: "node mm: aten.mm cannot take x_1 (a and b must have same reduction dim",
-    drop_wait: "without a wait", read_before_wait: "read by mm without a wait",
-    lose_output: "2 outputs before, 1 after (lost relu): return as many",
-    other_dtype: "output 1 (_to_copy_default) was float32[3, 8] on cpu and is bfloat16",
-    rename_placeholder: "placeholders changed (lost shard_a_1; new other)",
-    reshape_placeholder: "was float32[3, 8] on cpu and is float32[5, 8]",
-    add_placeholder: "placeholders changed (new extra)",
-    use_before_definition: "malformed", call_module: "is a call_module",
-    unused_wait: "1 unread wait more than before (new wait_tensor)",
-    write_to_an_input: "the effect 'write to shard_a_1' was added (new copy__default)",
+    other_output: "output 1 (_to_copy_default) was float32[3, 8] on cpu and is bfloat16",
+    add_placeholder: "placeholders changed (new extra)", call_module: "is a call_module",
     print_a_value: "the effect 'call of print' was added (new print",
-    add_noise: "1 draw of random numbers more than before (new rand_like_default)",
-    swap_placeholders: "placeholders changed: they are in another order",
 }
+MUTANTS = {
+    "meta_dtype": "node mm says that its result is bfloat16[3, 8] on cpu, and aten.mm gives float32[3, 8]",
+    "meta_shape": "its result is float32[8, 3] on cpu, and aten.mm gives float32[3, 8]",
+    "swap_arguments": "node mm: aten.mm cannot take",
+    "read_before_wait": "read by mm without a wait",
+    "drop_output": "2 outputs before, 1 after (lost relu): return as many",
+    "input_meta": "placeholder shard_a_1 was float32[2, 8] on cpu and is bfloat16[2, 8]",
+    "drop_input": "placeholders changed (lost shard_a_1)",
+    "swap_inputs": "placeholders changed: they are in another order",
+    "move_before_input": "malformed",
+    "wait_for_nothing": "1 unread wait more than before (new wait_tensor_default)",
+    "write_input": "the effect 'write to shard_a_1' was added (new mul__tensor)",
+    "draw_uselessly": "1 draw of random numbers more than before (new rand_like_default)",
+}
+"""Of tests/mutants."""
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f.__name__)
-def test_each_fault_is_caught_and_named(fake4, fault):
-    before, gm = after(fault)
-    found = lint((before,), (gm,))
-    assert found.outcome is Outcome.FAIL
-    assert FAULTS[fault] in found.message
+def test_each_fault_is_caught_and_named(fake4):
+    for fault, message in FAULTS.items():
+        before, gm = after(fault)
+        found = lint((before,), (gm,))
+        assert found.outcome is Outcome.FAIL and message in found.message, fault
+    for name, message in MUTANTS.items():
+        before, gm = after(lambda gm, name=name: OPERATORS[name].edit(gm, Random(0)))
+        found = lint((before,), (gm,))
+        assert found.outcome is Outcome.FAIL and message in found.message, (name, found.message)
 
 
 @pytest.mark.parametrize(("key", "message"), [
@@ -166,11 +115,7 @@ def test_a_joint_pass_that_loses_tags_or_stack_traces_is_caught(fake4, key, mess
 
 
 def test_a_sound_edit_passes(fake4):
-    def swap_starts(gm):
-        first, second = named(gm, "all_gather")
-        first.prepend(second)
-
-    before, gm = after(swap_starts)
+    before, gm = after(lambda gm: named(gm, "all_gather")[0].prepend(named(gm, "all_gather")[1]))
     assert lint((before,), (gm,)).outcome is Outcome.PASS
 
 
@@ -181,14 +126,6 @@ def test_two_graphs_are_checked_and_the_wrong_one_is_named(fake4):
     drop_wait(bad)
     found = lint(before, (good, bad))
     assert found.outcome is Outcome.FAIL and found.message.startswith("backward: ")
-
-
-def test_a_wait_behind_a_view_counts(fake4):
-    def viewed(shard):
-        return C10D.wait_tensor(C10D.all_gather_into_tensor(shard, 4, group_name()).view(-1))
-
-    gm = trace(viewed, shards(4)[0])
-    assert lint((gm,), (clone(gm),)).outcome is Outcome.PASS
 
 
 def two_buckets(shard):
@@ -203,7 +140,6 @@ def two_buckets(shard):
 
 @pytest.mark.parametrize(("touch", "of", "said"), [
     ("read", "out", "the output of collective all_gather_into_tensor_out is read by early without a wait"),
-    ("read", "base", "the output of collective all_gather_into_tensor_out is read by early without a wait"),
     ("write", "base", "the output of collective all_gather_into_tensor_out is written by early without a wait"),
     ("write", "shard", "the input of collective all_gather_into_tensor_out is written by early without a wait"),
     ("read", "shard", ""),
@@ -211,8 +147,7 @@ def two_buckets(shard):
 ])
 def test_memory_that_a_collective_uses_is_not_touched_before_its_wait(fake4, touch, of, said):
     gm = trace(two_buckets, shards(4)[0])
-    before = clone(gm)
-    assert lint((before,), (gm,)).outcome is Outcome.PASS
+    assert lint((gm,), (clone(gm),)).outcome is Outcome.PASS
     first, second = named(gm, "all_gather")
     memory = {"out": first.kwargs["out"], "base": named(gm, "new_empty")[0], "shard": first.args[0],
               "other half": second.kwargs["out"]}[of]
@@ -221,8 +156,7 @@ def test_memory_that_a_collective_uses_is_not_touched_before_its_wait(fake4, tou
     with gm.graph.inserting_after(first):
         node = gm.graph.create_node("call_function", target, (memory,), name="early")
     node.meta["val"] = memory.meta["val"]
-    problems = unwaited(gm)
-    assert problems == [said] if said else not problems
+    assert unwaited(gm) == ([said] if said else [])
 
 
 def reduced(gm, value, writes):
@@ -240,13 +174,10 @@ def test_items_that_one_operator_made_lie_apart(fake4):
     def normed(x):
         return torch.ops.aten.native_layer_norm(x, [8], None, None, 1e-5)[:2]
 
-    gm = trace(normed, shards(4)[2])
-    first, second, *_ = (n for n in gm.graph.nodes if "getitem" in n.name)
-    assert not reduced(gm, first, second)
-    gm = trace(normed, shards(4)[2])
-    first, second, *_ = (n for n in gm.graph.nodes if "getitem" in n.name)
-    assert reduced(gm, first, first) == ["the input of collective all_reduce_default is written by zero__default "
-                                         "without a wait"]
+    for written, problems in ((1, 0), (0, 1)):
+        gm = trace(normed, shards(4)[2])
+        items = [n for n in gm.graph.nodes if "getitem" in n.name]
+        assert len(reduced(gm, items[0], items[written])) == problems
 
 
 @pytest.mark.parametrize(("items", "said"), [(1, "gives float32[3, 8] on cpu, float32[3, 1] on cpu"),
@@ -262,11 +193,12 @@ def test_what_an_operator_of_several_results_gives(fake4, capfd, items, said):
     assert said in lint((before,), (gm,)).message and "Traceback" not in capfd.readouterr().err
 
 
-def test_a_collective_that_blocks_needs_no_wait(fake4):
-    def resharded(x):
-        return torch.ops._dtensor.shard_dim_alltoall(x, 0, 1, group_name()).exp()
+def test_a_wait_behind_a_view_counts_and_a_collective_that_blocks_needs_none(fake4):
+    def viewed(shard, x):
+        resharded = torch.ops._dtensor.shard_dim_alltoall(x, 0, 1, group_name()).exp()
+        return C10D.wait_tensor(C10D.all_gather_into_tensor(shard, 4, group_name()).view(-1)), resharded
 
-    gm = trace(resharded, shards(4)[2])
+    gm = trace(viewed, *shards(4)[1:])
     assert lint((gm,), (clone(gm),)).outcome is Outcome.PASS
 
 

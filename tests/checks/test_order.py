@@ -137,44 +137,48 @@ def test_calls_that_were_not_observed_are_unknown(fake4):
     assert found.outcome is Outcome.UNKNOWN and "calls of 1 of 1 collectives were not observed" in found.message
 
 
-@pytest.mark.parametrize(("lost", "outcome"), [(1, Outcome.PASS), (2, Outcome.FAIL)])
-def test_95_percent_must_stay_hidden(fake4, lost, outcome):
+def test_95_percent_must_stay_hidden():
     hidden = {f"forward gather_{i}": 1 for i in range(30)}
-    now = {name: order.Between(int(i >= lost), 0.1, 0.1) for i, name in enumerate(hidden)}
-    found = order._kept(ChosenOrder("places", partial(fused, None), hidden), now, "the graph")
-    assert found.outcome is outcome and found.evidence["lost"] == lost
+    for lost, outcome in ((1, Outcome.PASS), (2, Outcome.FAIL)):
+        now = {name: order.Between(int(i >= lost), 0.1, 0.1) for i, name in enumerate(hidden)}
+        found = order._kept(ChosenOrder("places", partial(fused, None), hidden), now, "the graph")
+        assert found.outcome is outcome and found.evidence["lost"] == lost
+
+
+BARE = "nothing computes meanwhile"
+
+
+def profiled(count, spans, ranks=(), total=2.0):
+    """The verdict on a profile of the collectives 0, 1, ... of which all were to be hidden.
+
+    spans: of each one in turn, (ms, exposed ms, what it is limited by, ms beside another).
+    """
+    names = [f"forward {i}" for i in range(count)]
+    chosen = ChosenOrder("places", partial(fused, None), dict.fromkeys(names, 1))
+    of_collectives = [Span(str(i), "dp", i, i + ms, exposed, limit, part="forward", shared=shared)
+                      for i, (ms, exposed, limit, shared) in enumerate(spans)]
+    timeline = StepTimeline("measured on paper", (Span("gemm", COMPUTE, 0, 2.0), *of_collectives), total, 2.0)
+    return chosen.in_profile(timeline, [dict.fromkeys(names, ms) for ms in ranks])
 
 
 def test_a_profile_in_which_a_collective_was_not_hidden_fails():
-    chosen = ChosenOrder("places", partial(fused, None), {"forward a": 1, "forward b": 1})
-
-    def profile(exposed, *names):
-        spans = [Span("gemm", COMPUTE, 0, 2), *(Span(n, "dp", i, i + 1.0, exposed, part="forward")
-                                                for i, n in enumerate(names))]
-        return StepTimeline("measured on paper", tuple(spans), 2.0, 2.0)
-
-    assert chosen.in_profile(profile(0.4, "a", "b")).outcome is Outcome.PASS
-    found = chosen.in_profile(profile(0.6, "a", "b"))
+    assert profiled(2, [(1.0, 0.4, "", 0.0)] * 2).outcome is Outcome.PASS
+    bare = [(1.0, 0.6, "", 0.0)] * 2
+    found = profiled(2, bare)
     assert found.outcome is Outcome.FAIL and "0 of 2 collectives ran behind compute" in found.message
-    assert "forward a, for 0.600 of its 1.000 ms" in found.message
-    assert chosen.in_profile(profile(0.0, "a")).outcome is Outcome.UNKNOWN
+    assert "forward 0, for 0.600 of its 1.000 ms" in found.message
+    assert profiled(2, [(1.0, 0.0, "", 0.0)]).outcome is Outcome.UNKNOWN
     # 0.55 of the 1.0 ms waited for a rank on which it took 0.45 ms; where each took 0.9, the order left it bare
-    assert chosen.in_profile(profile(0.6, "a", "b"), [{"forward a": 0.45, "forward b": 0.45}]).outcome == "PASS"
-    slow = chosen.in_profile(profile(0.6, "a", "b"), [{"forward a": 0.9, "forward b": 0.9}])
-    assert slow.outcome == "FAIL" and "forward a, for 0.500 of its 0.900 ms" in slow.message
+    assert profiled(2, bare, [0.45]).outcome is Outcome.PASS
+    slow = profiled(2, bare, [0.9])
+    assert slow.outcome is Outcome.FAIL and "forward 0, for 0.500 of its 0.900 ms" in slow.message
 
 
 def test_a_collective_that_was_over_before_the_cpu_had_launched_compute_tells_nothing():
     """Five of twenty were late; with two more that compute could have hidden, the order is lost."""
-    names = [f"forward {i}" for i in range(20)]
-    chosen = ChosenOrder("places", partial(fused, None), dict.fromkeys(names, 1))
-
     def verdict(late, bare):
-        limits = [CPU_LATE] * late + ["nothing computes meanwhile"] * bare
-        spans = [Span("gemm", COMPUTE, 0, 2), *(
-            Span(str(i), "dp", i, i + 1.0, float(i < len(limits)), limits[i] if i < len(limits) else HIDDEN,
-                 part="forward") for i in range(20))]
-        return chosen.in_profile(StepTimeline("measured on paper", tuple(spans), 2.0, 2.0))
+        hidden = [(1.0, 0.0, HIDDEN, 0.0)] * (20 - late - bare)
+        return profiled(20, [(1.0, 1.0, CPU_LATE, 0.0)] * late + [(1.0, 1.0, BARE, 0.0)] * bare + hidden)
 
     assert verdict(0, 1).outcome is verdict(1, 0).outcome is Outcome.PASS
     found = verdict(5, 1)
@@ -189,18 +193,13 @@ def test_a_step_that_waited_for_a_cpu_tells_nothing():
 
     On the other rank a collective that waits for a late CPU lasts long: its time is not the collective's.
     """
-    names = [f"forward {i}" for i in range(10)]
-    chosen = ChosenOrder("places", partial(fused, None), dict.fromkeys(names, 1))
-
     def verdict(ms, total, ranks=(), shared=0.0):
-        spans = [Span("gemm", COMPUTE, 0, 2.0), *(Span(str(i), "dp", i, i + ms, ms, "nothing computes meanwhile",
-                                                        part="forward", shared=shared) for i in range(10))]
-        return chosen.in_profile(StepTimeline("measured on paper", tuple(spans), total, 2.0), ranks)
+        return profiled(10, [(ms, ms, BARE, shared)] * 10, ranks, total)
 
     found = verdict(0.01, 30.0)
     assert found.outcome is Outcome.UNKNOWN and found.evidence["idle_ms"] == pytest.approx(27.9)
     assert "for 27.9 of the step's 30.0 ms the GPU neither computed nor communicated" in found.message
     assert verdict(2.5, 30.0).outcome is Outcome.FAIL  # 25 ms of collectives, and nothing behind which they hide
     assert verdict(2.5, 30.0, shared=1.5).outcome is Outcome.UNKNOWN  # where they overlap, the time counts once
-    assert verdict(2.5, 30.0, [dict.fromkeys(names, 0.01)]).outcome is Outcome.UNKNOWN
+    assert verdict(2.5, 30.0, [0.01]).outcome is Outcome.UNKNOWN
     assert verdict(0.01, 3.0).outcome is Outcome.FAIL

@@ -52,8 +52,15 @@ def authored():
 
 
 @pytest.fixture(scope="module")
-def joint(authored):
-    return capture(authored)
+def captured(authored):
+    """(the joint graph, how often its capture found a fake tensor in torch's cache)."""
+    hits = FakeTensorMode.cache_info().hits
+    return capture(authored), FakeTensorMode.cache_info().hits - hits
+
+
+@pytest.fixture(scope="module")
+def joint(captured):
+    return captured[0]
 
 
 def state():
@@ -74,8 +81,28 @@ def state():
     }
 
 
+class Breaks(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.ones(3))
+
+    def forward(self, x):
+        if (x * self.w).sum() > 0:
+            return x.sum()
+        return (x * self.w).sum()
+
+
 def test_every_step_leaves_the_process_as_it_was(authored):
+    """A capture that is refused in one sentence, one that is not, passes and partition."""
+    with authored.world.fake_mode:
+        x = torch.empty(3)
+    broken = author_module(Breaks(), authored.world, None, batch=lambda: (x,))
     before = state()
+    with pytest.raises(WorkbenchError) as refused:
+        capture(broken)
+    assert re.fullmatch(r"model Breaks: it cannot be captured at test_capture.py:\d+: \w+: .*branching.*: change that "
+                        'line, or do it outside of the captured module, or try capture "traced"', str(refused.value))
+    assert state() == before
     joint = capture(authored)
     assert state() == before
     assert type(torch.ones(2)) is torch.Tensor  # and not a fake one
@@ -95,31 +122,6 @@ def test_a_joint_graph_is_used_once(joint):
         assert str(caught.value) == "the joint graph of small is closed, or partitioned already: capture again"
 
 
-class Breaks(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.w = torch.nn.Parameter(torch.ones(3))
-
-    def forward(self, x):
-        if (x * self.w).sum() > 0:
-            return x.sum()
-        return (x * self.w).sum()
-
-
-def test_a_module_that_cannot_be_captured_says_so_and_leaves_nothing(authored):
-    world = authored.world
-    with world.fake_mode:
-        x = torch.empty(3)
-    broken = author_module(Breaks(), world, None, batch=lambda: (x,))
-    before = state()
-    with pytest.raises(WorkbenchError) as refused:
-        capture(broken)
-    assert re.fullmatch(r"model Breaks: it cannot be captured at test_capture.py:\d+: \w+: .*branching.*: change that "
-                        'line, or do it outside of the captured module, or try capture "traced"', str(refused.value))
-    assert state() == before
-    capture(authored)
-
-
 def test_each_node_says_where_it_came_from(joint):
     nodes = [n for n in joint.graph.graph.nodes if n.op == "call_function"]
     assert [n.name for n in nodes if not provenance(n).file.endswith(".py")] == []
@@ -133,18 +135,15 @@ def test_each_node_says_where_it_came_from(joint):
         assert all("rope" in provenance(n).text or "cos, sin" in provenance(n).text for n in rest)
 
 
-def test_the_fake_tensor_cache_changes_no_node(authored, monkeypatch):
+def test_the_fake_tensor_cache_changes_no_node(authored, captured, monkeypatch):
     """Names, arguments, values and the memory under them, traced with the cache and without."""
-    module, hits = author(small(FSDP_TP), authored.world), [FakeTensorMode.cache_info().hits]
-    cached = capture(module)
-    hits.append(FakeTensorMode.cache_info().hits)
+    (joint, cached), hits = captured, FakeTensorMode.cache_info().hits
     monkeypatch.setattr(aot, "aot_export_joint_with_descriptors", _uncached)
-    plain = capture(module)
-    hits.append(FakeTensorMode.cache_info().hits)
-    assert hits[1] > hits[0] + 300 and hits[2] < hits[1] + 30  # other modes have a few
-    ours, theirs = (each_node(joint.graph.graph) for joint in (cached, plain))
+    plain = capture(authored)
+    assert cached > 300 and FakeTensorMode.cache_info().hits < hits + 30  # other modes have a few
+    ours, theirs = (each_node(one.graph.graph) for one in (joint, plain))
     assert len(ours) > 500 and ours == theirs
-    assert storages(cached.graph.graph) == storages(plain.graph.graph)
+    assert storages(joint.graph.graph) == storages(plain.graph.graph)
 
 
 def _uncached(*args, **keywords):

@@ -1,6 +1,5 @@
 """One notion of a gathered parameter: the chains that passes tag and the gathers that checks count are the same."""
 
-import pytest
 import torch
 from graphs_by_hand import DIM, gather, shards, trace
 from torch._functorch._aot_autograd.descriptors import ParamAOTInput
@@ -9,15 +8,10 @@ from workbench.graph.gather_chains import gather_chains
 from workbench.graph.read.memory import parameter_gathers
 
 
-def described(gm, count):
-    """The graph with descriptors as a capture gives them: its first `count` inputs are parameters."""
-    for i, node in enumerate(gm.graph.find_nodes(op="placeholder")[:count]):
+def both(gm, parameters):
+    """The all-gathers of the chains, and those that memory counts; the first inputs are `parameters` parameters."""
+    for i, node in enumerate(gm.graph.find_nodes(op="placeholder")[:parameters]):
         node.meta["desc"] = ParamAOTInput(f"weight{i}")
-    return gm
-
-
-def both(gm):
-    """The all-gathers of the chains, and those that memory counts."""
     chained = [n for _, chain in gather_chains(gm) for n in chain if "all_gather" in str(n.target)]
     return chained, parameter_gathers(gm)
 
@@ -27,21 +21,19 @@ def uneven(shard):
     return gather(padded)[: DIM + 1]
 
 
-def twice(shard):
-    """One axis after the other, as HSDP's or an expert's mesh does."""
+def over_two_axes(shard):
     return gather(gather(shard)).view(-1, DIM)
 
 
-@pytest.mark.parametrize("weight", [
-    gather, uneven, twice,
-    lambda shard: gather(shard.to(torch.bfloat16)).float(),
-    lambda shard: torch.cat(gather(shard).chunk(4), 1),
-    lambda shard: gather(shard).t().t().view(-1).view(-1, DIM),
-])
-def test_chains_and_memory_see_the_same_gathers(fake4, weight):
-    gm = described(trace(lambda shard, x: [weight(shard).sum() + x.sum()], *shards(4)[1:]), 1)
-    chained, counted = both(gm)
-    assert chained == counted != []
+def cut_along_columns(shard):
+    return torch.cat(gather(shard.to(torch.bfloat16)).float().chunk(4), 1)
+
+
+def test_chains_and_memory_see_the_same_gathers(fake4):
+    for weight in (gather, uneven, over_two_axes, cut_along_columns):
+        gm = trace(lambda shard, x, weight=weight: [weight(shard).sum() + x.sum()], *shards(4)[1:])
+        chained, counted = both(gm, 1)
+        assert chained == counted != [], weight
 
 
 def test_a_saved_activation_that_the_backward_gathers_is_no_parameter(fake4):
@@ -49,7 +41,7 @@ def test_a_saved_activation_that_the_backward_gathers_is_no_parameter(fake4):
     def backward(shard, saved, tangent):
         return [tangent @ gather(shard).t(), torch.relu(gather(saved))]
 
-    chained, counted = both(described(trace(backward, *shards(4), graph="backward"), 1))
+    chained, counted = both(trace(backward, *shards(4), graph="backward"), 1)
     assert chained == counted and len(counted) == 1
 
 
@@ -57,5 +49,5 @@ def test_a_bucket_of_two_parameters_is_counted_and_is_no_chain_of_one(fake4):
     def forward(shard_a, shard_b, x):
         return [x @ gather(torch.cat([shard_a, shard_b]))[:DIM]]
 
-    chained, counted = both(described(trace(forward, *shards(4)), 2))
+    chained, counted = both(trace(forward, *shards(4)), 2)
     assert chained == [] and len(counted) == 1

@@ -44,15 +44,12 @@ OTHERS = [
 ]
 
 
-@pytest.mark.parametrize(("batch", "sentence"), OTHERS)
-def test_other_arguments_are_refused(batch, sentence):
-    with pytest.raises(WorkbenchError, match=f"^the compiled step of small: {sentence}"):
-        InputCheck.of(BATCH, Model().forward).require("small", batch)
-
-
-def test_the_same_kind_of_arguments_passes_also_after_a_trip_through_a_file():
+def test_other_arguments_are_refused_also_after_a_trip_through_a_file():
     check = pickle.loads(pickle.dumps(InputCheck.of(BATCH, Model().forward)))
     check.require("small", (TOKENS + 1, {"mask": None, "weights": WEIGHTS * 2}, False))
+    for batch, sentence in OTHERS:
+        with pytest.raises(WorkbenchError, match=f"^the compiled step of small: {sentence}"):
+            check.require("small", batch)
 
 
 @pytest.mark.integration
@@ -62,7 +59,7 @@ def test_a_compiled_step_checks_each_call():
     step = compile_step(partition(capture(author_module(module, world, None, batch=lambda: BATCH))))
     changed = (TOKENS + 3, {"mask": None, "weights": WEIGHTS * 2}, False)
     assert torch.equal(step(*changed), module(*changed))
-    for batch, sentence in OTHERS:
+    for batch, sentence in (OTHERS[1], OTHERS[-2]):
         with pytest.raises(WorkbenchError, match=sentence):
             step(*batch)
 

@@ -13,7 +13,6 @@ from workbench.graph.lower import compile_step
 from workbench.graph.partition import partition, saved_nodes
 from workbench.graph.read.nodes import output_values
 from workbench.pipeline.run_passes import run_joint, saved_bytes
-from workbench.torch_api.ops import is_symbolic
 from workbench.world.fake import fake_world
 from workbench.world.mesh import World
 
@@ -40,9 +39,6 @@ def test_what_is_saved_is_what_the_backward_takes(pair):
         assert not isinstance(x, torch.Tensor) or (x.shape, x.dtype) == (y.shape, y.dtype)
     assert len(output_values(pair.forward)) == 1 + len(saved)
     assert pair.facts.results == 1
-
-
-def test_a_step_without_bodies_says_so(pair):
     with pytest.raises(RuntimeError, match=r"call compile_step\(\) first"):
         pair.slots[0]([])
 
@@ -60,8 +56,7 @@ class Mlp(torch.nn.Module):
 
 
 @pytest.mark.parametrize(("passes", "by"), [
-    ((), "min_cut"), (("inductor_decomposition", "activation_checkpointing"), "min_cut"), ((), "default"),
-], ids=str)
+    (("inductor_decomposition", "activation_checkpointing"), "min_cut"), ((), "default")], ids=str)
 def test_any_module_without_a_recipe_and_without_ranks(passes, by):
     torch.manual_seed(0)
     batch = torch.randn(4, 8), torch.randn(4, 8)
@@ -95,11 +90,3 @@ def test_by_default_everything_is_saved_that_the_backward_reads(joint, pair):
         partition(joint, by="min-cut")
     assert str(caught.value) == "partition(..., by='min-cut'): by must be one of min_cut, default"
     assert not joint.closed
-
-
-def test_a_pair_whose_sizes_a_step_decides_has_a_repr(joint):
-    model = {"model.family": "deepseek_v3", "model.n_layers": 2, "model.dispatch": "dropless", "mesh.ep": 2}
-    pair = partition(capture(author(small(FSDP_TP).override(model), joint.authored.world)))
-    saved = saved_nodes(*pair.graphs)
-    assert any(is_symbolic(node.meta["val"]) and isinstance(node.meta["val"], torch.Tensor) for node in saved)
-    assert repr(pair).startswith("ForwardBackward(small: forward ")

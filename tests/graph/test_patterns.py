@@ -22,7 +22,6 @@ from workbench.world.mesh import World
 
 pytestmark = pytest.mark.integration
 
-DECOMPOSED = pytest.mark.parametrize("decomposed", [False, True], ids=["captured", "decomposed"])
 OWN = {"val", "tensor_meta", "desc"}
 
 
@@ -45,21 +44,21 @@ def left_alone(x):
 
 
 @pytest.fixture(scope="module")
-def joints(fake4):
-    """The joint graph of two layers on dp_shard 2 x tp 2: as captured, and decomposed."""
-    joint = capture(author(small({"dp_shard": 2, "tp": 2}, layers=2), fake4))
-    captured = joint.graph
-    run_joint(joint, ["inductor_decomposition"])
-    return {False: captured, True: joint.graph}
+def joint(fake4):
+    """The capture of two layers on dp_shard 2 x tp 2: tests take forks."""
+    return capture(author(small({"dp_shard": 2, "tp": 2}, layers=2), fake4))
 
 
-@pytest.fixture
-def graph(joints, decomposed):
-    return aot.clone(joints[decomposed])
+@pytest.fixture(scope="module")
+def joints(joint):
+    """The joint graph as captured, and decomposed."""
+    fork = joint.fork()
+    run_joint(fork, ["inductor_decomposition"])
+    return {"captured": joint.graph, "decomposed": fork.graph}
 
 
 def test_find_by_operator_module_and_line(joints):
-    gm = joints[False]
+    gm = joints["captured"]
     assert find_nodes(gm, op="silu") == find_nodes(gm, op="aten.silu.default") == calls(gm, "aten.silu")
     assert find_nodes(gm, op=torch.ops.aten.silu) == find_nodes(gm, op=torch.ops.aten.silu.default) != []
     one, every = (find_nodes(gm, op="mm", module=path) for path in ("layers.1.feed_forward", "layers.*.feed_forward"))
@@ -77,12 +76,13 @@ def test_find_by_operator_module_and_line(joints):
         find_nodes(gm, line="layers.py")
 
 
-@DECOMPOSED
-def test_new_nodes_have_the_metadata_of_those_they_replace(graph, joints, decomposed):
+@pytest.mark.parametrize(("kind", "nodes"), [("captured", 4), ("decomposed", 10)])
+def test_new_nodes_have_the_metadata_of_those_they_replace(joints, kind, nodes):
+    graph = aot.clone(joints[kind])
     found = replace_pattern(graph, gated, gated_the_other_way)
-    assert found.count == 2 and len(found.nodes) == (10 if decomposed else 4)
+    assert found.count == 2 and len(found.nodes) == nodes
     graph.graph.lint()
-    old = {n.name: n for n in joints[decomposed].graph.nodes}
+    old = {n.name: n for n in joints[kind].graph.nodes}
     products = [n for n in found.nodes if n.target is torch.ops.aten.mul.Tensor]
     for new in products:  # the first input is now the second
         before = next(n for n in old.values() if n.target is new.target and n.meta.get("seq_nr") == new.meta["seq_nr"])
@@ -95,7 +95,7 @@ def test_new_nodes_have_the_metadata_of_those_they_replace(graph, joints, decomp
 
 
 def test_in_the_backward(joints):
-    gm = aot.clone(joints[False])
+    gm = aot.clone(joints["captured"])
     before = len(gm.graph.nodes)
     found = replace_pattern(gm, turned_twice, left_alone)  # in both directions, without new nodes
     assert found and found.nodes == () and len(gm.graph.nodes) == before - 2 * found.count
@@ -108,7 +108,7 @@ def test_in_the_backward(joints):
 
 
 def test_views_of_a_new_value_share_its_storage(joints):
-    gm = aot.clone(joints[False])
+    gm = aot.clone(joints["captured"])
     mm = next(n for n in find_nodes(gm, op="mm") if any(u.target is torch.ops.aten.view.default for u in n.users)
               or any(u.target is torch.ops.aten._unsafe_view.default for u in n.users))
     shape = [n.meta["val"] for n in mm.args]
@@ -119,16 +119,13 @@ def test_views_of_a_new_value_share_its_storage(joints):
     assert views and all(storage_key(v.meta["val"]) == storage_key(fresh.meta["val"]) for v in views)
 
 
-@DECOMPOSED
-def test_what_nearly_matches_is_said(graph, decomposed):
+def test_what_nearly_matches_is_said(joints):
+    graph = aot.clone(joints["decomposed"])
     said = replace_pattern(graph, lambda x, y: torch.nn.functional.silu(x) * y, lambda x, y: y)
     assert said.count == 0 and not said
     assert "2 places but for this: " in said.near_miss and "is read outside, by " in said.near_miss
     assert "the graph has no aten.tan.default" in repr(replace_pattern(graph, lambda x: x.tan(), lambda x: x.sin()))
-
-
-def test_other_numbers_do_not_match(joints):
-    gm, cube = aot.clone(joints[False]), torch.empty(2, 3, 4, 5)
+    gm, cube = aot.clone(joints["captured"]), torch.empty(2, 3, 4, 5)
     found = replace_pattern(gm, lambda x: x.transpose(3, 1), lambda x: x.transpose(1, 3), [cube])
     assert found.count == 0 and "or with other numbers in arguments" in found.near_miss
     assert replace_pattern(gm, lambda x: x.transpose(1, 2), lambda x: x.transpose(2, 1), [cube]).count > 0
@@ -146,51 +143,48 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("pattern", "replacement", "why"), REFUSED)
-def test_a_refusal_changes_nothing(joints, pattern, replacement, why):
-    gm = aot.clone(joints[False])
+def test_a_refusal_changes_nothing(joints):
+    gm = aot.clone(joints["captured"])
     before = [n.format_node() for n in gm.graph.nodes]
-    try:
-        why_not = replace_pattern(gm, pattern, replacement).near_miss
-    except WorkbenchError as error:
-        why_not = str(error)
-    assert re.search(why, why_not), why_not
-    assert before == [n.format_node() for n in gm.graph.nodes]
+    for pattern, replacement, why in REFUSED:
+        try:
+            why_not = replace_pattern(gm, pattern, replacement).near_miss
+        except WorkbenchError as error:
+            why_not = str(error)
+        assert re.search(why, why_not), why_not
+        assert before == [n.format_node() for n in gm.graph.nodes], why
 
 
-@pytest.mark.parametrize("lists", [
-    [], pytest.param(["inductor_decomposition"], marks=pytest.mark.nightly)], ids=["captured", "decomposed"])
-@pytest.mark.parametrize(("pattern", "replacement"), [(gated, gated_the_other_way), (turned_twice, left_alone)])
-def test_bitwise_on_real_values_and_every_verdict(pattern, replacement, lists):
-    world = World("gloo", 1, 0, torch.device("cpu"))
+def test_bitwise_on_real_values_and_every_verdict():
+    authored = author(small({}, layers=1), World("gloo", 1, 0, torch.device("cpu")))
+    joint = capture(authored)
 
+    def gradients(passes):
+        fork = joint.fork()
+        records = run_joint(fork, passes)
+        assert {verdict.outcome for record in records for verdict in record.verdicts} <= {Outcome.PASS}
+        authored.module.zero_grad()
+        loss = compile_step(partition(fork))(*authored.example_batch())
+        loss.backward()
+        return [loss, *(p.grad for p in authored.module.parameters())]
+
+    for before in ([], ["inductor_decomposition"]):
+        plain = gradients(before)
+        for pattern, replacement in ((gated, gated_the_other_way), (turned_twice, left_alone)):
+            with user_pass("own", replacing(pattern, replacement)):
+                assert all(map(torch.equal, plain, gradients([*before, "own"]))), (before, pattern)
+
+
+def replacing(pattern, replacement):
     def own(gm):
         assert replace_pattern(gm, pattern, replacement)
         return gm
 
-    def gradients(changed):
-        authored = author(small({}, layers=1), world)
-        joint = capture(authored)
-        run_joint(joint, lists)
-        if changed:
-            with user_pass("own", own):
-                assert {v.outcome for v in run_joint(joint, ["own"])[0].verdicts} == {Outcome.PASS}
-        step = compile_step(partition(joint))
-        loss = step(*authored.example_batch())
-        loss.backward()
-        return [loss, *(p.grad for p in authored.module.parameters())]
-
-    assert all(map(torch.equal, gradients(False), gradients(True)))
+    return own
 
 
-def test_after_the_partition(fake4):
-    pair = partition(capture(author(small({"dp_shard": 2, "tp": 2}), fake4)))
-
-    def own(gm):
-        replace_pattern(gm, turned_twice, left_alone)
-        return gm
-
-    with user_pass("own", own, stage="partitioned"):
-        record = run_partitioned(pair, ["own"])[0][0]
+def test_after_the_partition(joint):
+    with user_pass("own", replacing(turned_twice, left_alone), stage="partitioned"):
+        record = run_partitioned(partition(joint.fork()), ["own"])[0][0]
     assert {v.check: v.outcome for v in record.verdicts} == dict.fromkeys(
         ("lint", "effect", "collectives"), Outcome.PASS)

@@ -17,46 +17,65 @@ from workbench.torch_api.ops import OPERATORS as TORCH_OPERATORS
 from workbench.torch_api.ops import collective_kind, is_random, is_wait, op_name, writes
 
 ATEN = torch.ops.aten
-Edit = Callable[[GraphModule, Random], Sequence[Node | str] | None]
-NO_PLACE = "no place"
+Sites = Callable[[GraphModule], Iterable[Any]]
 
 
 @dataclass(frozen=True)
 class Mutation:
     """One mutation operator: `edit(graph, rng)` changes the graph in place and returns the nodes that it touched.
 
-    None where the graph has no place for it. kind: the family that the table of results groups by. about: the first
-    line of its docstring.
+    None where the graph has no place for it. kind: the family that the table of results groups by. about: one line.
     """
 
     name: str
     kind: str
     about: str
-    edit: Edit
+    edit: Callable[[GraphModule, Random], Sequence[Node | str] | None]
 
 
 OPERATORS: dict[str, Mutation] = {}
 
 
-def mutation(kind: str, sites: Callable[[GraphModule], Iterable[Any]] | None = None) -> Callable[[Any], Any]:
-    """Enter a function in OPERATORS under its own name. With `sites`, `edit(gm, rng, site)` is given one of them."""
+def enter(kind: str, name: str, about: str, edit: Any, sites: Sites | None = None) -> None:
+    """Put one operator into the table. With `sites`, `edit(gm, rng, site)` is given one of them."""
+    def anywhere(gm: GraphModule, rng: Random) -> Any:
+        return first(rng, sites(gm), lambda site: edit(gm, rng, site)) if sites else edit(gm, rng)
 
-    def enter(edit: Any) -> Any:
-        name = edit.__name__
-        assert name not in OPERATORS and edit.__doc__, name
+    assert name not in OPERATORS and about, name
+    OPERATORS[name] = Mutation(name, kind, about, anywhere)
 
-        def anywhere(gm: GraphModule, rng: Random) -> Any:
-            return first(rng, sites(gm), lambda site: edit(gm, rng, site)) if sites else edit(gm, rng)
 
-        OPERATORS[name] = Mutation(name, kind, edit.__doc__.splitlines()[0], anywhere)
+def mutation(kind: str, sites: Sites | None = None) -> Callable[[Any], Any]:
+    """Enter a function under its own name, with the first line of its docstring."""
+    def decorate(edit: Any) -> Any:
+        enter(kind, edit.__name__, edit.__doc__.splitlines()[0], edit, sites)
         return edit
 
-    return enter
+    return decorate
+
+
+def first(rng: Random, sites: Iterable[Any], use: Callable[[Any], Any]) -> Any:
+    """`use(site)` for the sites in random order, until one of them gives a result."""
+    shuffled = list(sites)
+    rng.shuffle(shuffled)
+    return next((found for site in shuffled if (found := use(site)) is not None), None)
+
+
+# places
 
 
 def calls(gm: GraphModule, *names: str) -> list[Node]:
     """The operator nodes in node order; with `names`, those of these operators, such as `aten.mm`."""
     return [n for n in gm.graph.nodes if n.op == "call_function" and (not names or op_name(n.target) in names)]
+
+
+def inputs(gm: GraphModule) -> list[Node]:
+    return list(gm.graph.find_nodes(op="placeholder"))
+
+
+def order_of(gm: GraphModule) -> dict[Node, int]:
+    """Each node's place in node order."""
+    return {node: place for place, node in enumerate(gm.graph.nodes)}
 
 
 def face(node: Any) -> tuple[str, ...] | None:
@@ -69,6 +88,16 @@ def face(node: Any) -> tuple[str, ...] | None:
         return None
     shape = ", ".join(str(size) if isinstance(size, int) else "?" for size in value.shape)
     return shape, str(value.dtype), value.device.type
+
+
+def are_twins(one: Any, other: Any) -> bool:
+    """Whether two values are of one face."""
+    return face(one) == face(other) and one is not other
+
+
+def twins(nodes: Iterable[Any], node: Any) -> list[Any]:
+    """The nodes of the same face as `node`, without itself."""
+    return [n for n in nodes if are_twins(n, node)]
 
 
 def floating(node: Any) -> bool:
@@ -92,6 +121,10 @@ def pure(node: Node) -> bool:
             and not is_random(node) and not writes(node.target))
 
 
+def pure_floats(gm: GraphModule) -> list[Node]:
+    return [n for n in calls(gm) if floating(n) and pure(n)]
+
+
 def values(gm: GraphModule) -> list[Node]:
     """The nodes whose tensors a reader may take: inputs and results, without the handles of running collectives."""
     return [n for n in gm.graph.nodes if n.op in ("placeholder", "call_function") and face(n) and not is_start(n)]
@@ -99,31 +132,16 @@ def values(gm: GraphModule) -> list[Node]:
 
 def earlier(gm: GraphModule, node: Node) -> list[Node]:
     """The values that exist before `node` runs."""
-    found = []
-    for each in gm.graph.nodes:
-        if each is node:
-            return found
-        if each.op in ("placeholder", "call_function") and face(each) and not is_start(each):
-            found.append(each)
-    return found
+    order = order_of(gm)
+    return [n for n in values(gm) if order[n] < order[node]]
 
 
-def reached(node: Node) -> set[Node]:
-    """The node and all that is computed from it."""
-    found, todo = {node}, [node]
-    while todo:
-        for user in todo.pop().users:
-            if user not in found:
-                found.add(user)
-                todo.append(user)
-    return found
+def tensor_places(node: Node) -> list[int]:
+    """The places of a node's arguments that are tensors."""
+    return [i for i, value in enumerate(node.args) if face(value)]
 
 
-def first(rng: Random, sites: Iterable[Any], use: Callable[[Any], Any]) -> Any:
-    """`use(site)` for the sites in random order, until one of them gives a result."""
-    shuffled = list(sites)
-    rng.shuffle(shuffled)
-    return next((found for site in shuffled if (found := use(site)) is not None), None)
+# edits
 
 
 def insert(gm: GraphModule, after: Node, target: Any, *args: Any, **kwargs: Any) -> Node:
@@ -144,18 +162,33 @@ def computed(node: Node) -> Any:
         return node.target(*args, **kwargs)  # type: ignore[operator]
 
 
-def reread(old: Node, new: Node, *but: Node) -> None:
-    """What read `old` reads `new`, but for `new` itself and the nodes in `but`."""
+def reread(old: Node, new: Node, *but: Node) -> list[str]:
+    """What read `old` reads `new`, but for `new` itself and the nodes in `but`. The readers' names."""
+    names = [user.name for user in old.users]
     old.replace_all_uses_with(new, delete_user_cb=lambda user: user is not new and user not in but)
+    return names
 
 
-def tensor_places(node: Node) -> list[int]:
-    """The places of a node's arguments that are tensors."""
-    return [i for i, value in enumerate(node.args) if face(value)]
+def drop(node: Node, instead: Node) -> list[str]:
+    """The node is erased, and its readers read `instead`. The names of all of these."""
+    names = [node.name, *reread(node, instead)]
+    node.graph.erase_node(node)
+    return names
 
 
 def with_argument(node: Node, place: int, value: Any) -> None:
     node.args = (*node.args[:place], value, *node.args[place + 1:])
+
+
+def exchanged(rng: Random, items: Sequence[Any], alike: Callable[[Any, Any], bool]) -> list[Any] | None:
+    """The items, two of which have changed places; None where no two are alike."""
+    pairs = [(i, j) for j in range(len(items)) for i in range(j) if alike(items[i], items[j])]
+    if not pairs:
+        return None
+    i, j = rng.choice(pairs)
+    changed = list(items)
+    changed[i], changed[j] = items[j], items[i]
+    return changed
 
 
 def settle(gm: GraphModule, touched: Sequence[str]) -> bool:
@@ -164,8 +197,8 @@ def settle(gm: GraphModule, touched: Sequence[str]) -> bool:
     A careful author of a pass does this, and then no check can go by what the metadata says.
     """
     changed: set[Node] = set()
-    for node in gm.graph.nodes:
-        if node.op != "call_function" or "val" not in node.meta or not (
+    for node in calls(gm):
+        if "val" not in node.meta or not (
                 isinstance(node.target, TORCH_OPERATORS) or node.target is operator.getitem):
             continue
         if node.name in touched or changed.intersection(node.all_input_nodes):

@@ -41,20 +41,20 @@ LEAST, LEAST_EACH = 0.99, 0.95  # of all mutants that are not equivalent, and of
 ALONE = 0.25  # of the mutants that change what a rank computes: planted on one rank
 SECONDS = 30.0  # of a run on ranks that have the subject
 START = 280.0
-LIGHT = ("lint", "effect", "collectives", "memory", "ranks")
+COLUMNS = ("mutant", "touches", "verdict", "fails", "tells", "named by")
 
 
-def planted(whole: Subject, name: str, seed: int = SEED) -> Iterator[tuple[running.Mutant, Any]]:
+def planted(whole: Subject, name: str) -> Iterator[tuple[running.Mutant, Any]]:
     """Mutants of one subject without end: each operator in turn, at places that the seed chooses."""
     nowhere: set[str] = set()
     for number in itertools.count():
         operator = list(OPERATORS)[number % len(OPERATORS)]
         if operator in nowhere:
             continue
-        rng = Random(f"{seed}/{name}/{number}")
+        rng = Random(f"{SEED}/{name}/{number}")
         alone = OPERATORS[operator].kind not in ("metadata", "inputs") and rng.random() < ALONE
         for part in rng.sample(PARTS, len(PARTS)):
-            mutant = running.Mutant(name, part, operator, f"{seed}.{number}", "one" if alone else "all")
+            mutant = running.Mutant(name, part, operator, f"{SEED}.{number}", "one" if alone else "all")
             made = running.mutate(whole.graph(part), mutant)
             if made is not None:
                 yield mutant, made
@@ -127,49 +127,56 @@ def judge(whole: Subject, mutants: Iterable[tuple[running.Mutant, Any]], pool: R
             yield finish(row)
 
 
-def judged(count: int, pool: RankPool | None, names: Sequence[str] = NAMES, known: Collection[str] = (), *,
-           locate: bool = False) -> Iterator[dict[str, Any]]:
+def judged(count: int, pool: RankPool, known: Collection[str]) -> Iterator[dict[str, Any]]:
     """The rows of `count` mutants, as many of each subject, but for those in `known`."""
-    for place, name in enumerate(names):
-        share = count * (place + 1) // len(names) - count * place // len(names)
+    for place, name in enumerate(NAMES):
+        share = count * (place + 1) // len(NAMES) - count * place // len(NAMES)
         with fake_world(2) as world:
             whole = subject(name, world)
             mutants = itertools.islice(planted(whole, name), share)
-            yield from judge(whole, (m for m in mutants if m[0].key not in known), pool, locate=locate)
+            yield from judge(whole, (m for m in mutants if m[0].key not in known), pool)
 
 
-def rate(rows: Sequence[dict[str, Any]]) -> float:
-    """The share that is caught of the mutants that are not equivalent."""
-    real = [row for row in rows if row["by"] != "equivalent"]
-    return sum(bool(row["caught"]) for row in real) / len(real)
+def go_on(path: Path, count: int, pool: RankPool) -> Iterator[dict[str, Any]]:
+    """Judge the mutants that the file does not hold yet: each is written as soon as it is judged."""
+    known = read(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in known), encoding="utf-8")  # without a torn last line
+    with path.open("a", encoding="utf-8") as file:
+        for row in judged(count, pool, {row["key"] for row in known}):
+            file.write(json.dumps(row) + "\n")
+            file.flush()
+            yield row
 
 
-def rates(rows: Sequence[dict[str, Any]], key: str = "operator") -> dict[str, dict[str, Any]]:
-    """By operator, or another key: planted, caught by which verdict first, equivalent, false PASS, kill rate."""
-    table: dict[str, dict[str, Any]] = {}
-    for name in dict.fromkeys(row[key] for row in rows):
-        own = [row for row in rows if row[key] == name]
-        by = [row["by"] for row in own]
-        caught = [row for row in own if row["caught"]]
-        real = by.count("equivalent") < len(own)
-        table[name] = {
-            "kind": own[0]["kind"], "planted": len(own), **{check: by.count(check) for check in (
-                "lint", "collectives", "ranks", "numerics", "running")},
-            **{check: sum(check in row["told"] for row in own) for check in ("effect", "memory")},
-            "equivalent": by.count("equivalent"), "false_pass": by.count("false PASS"),
-            "named": sum(row["named"] for row in caught),
-            "located": sum(row["located"] and not row["named"] for row in caught),
-            "rate": round(rate(own), 4) if real else None}
-    return table
+def read(path: Path) -> list[dict[str, Any]]:
+    """The rows that a run has written so far; a last line that a kill has torn is none."""
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
+def figures(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Planted, caught by which verdict first, told of, equivalent, false PASS, and the share of the others caught."""
+    by = Counter(row["by"] for row in rows)
+    caught = [row for row in rows if row["caught"]]
+    real = len(rows) - by["equivalent"]
+    return {
+        "planted": len(rows), **{check: by[check] for check in ("lint", "collectives", "ranks", "numerics", "running")},
+        **{check: sum(check in row["told"] for row in rows) for check in ("effect", "memory")},
+        "equivalent": by["equivalent"], "false_pass": by["false PASS"], "named": sum(row["named"] for row in caught),
+        "located": sum(row["located"] and not row["named"] for row in caught),
+        "rate": round(len(caught) / real, 4) if real else None}
 
 
 def table_of(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """What benchmarks/results keeps of a run's rows."""
     equal = [row for row in rows if row["by"] == "equivalent"]
+    names = dict.fromkeys(row["operator"] for row in rows)
     return {
         "subjects": list(dict.fromkeys(row["subject"] for row in rows)),
-        "whole": rates([row | {"all": "all", "kind": "all"} for row in rows], "all")["all"],
-        "operators": {name: {"about": OPERATORS[name].about, **figures} for name, figures in rates(rows).items()},
+        "whole": {"kind": "all", **figures(rows)},
+        "operators": {name: {"about": OPERATORS[name].about, "kind": OPERATORS[name].kind,
+                             **figures([row for row in rows if row["operator"] == name])} for name in names},
         "alone": Counter(next(iter(row["caught"])) for row in rows if len(row["caught"]) == 1),
         "told": {check: {"rows": sum(check in row["told"] for row in rows),
                          "caught": sum(check in row["told"] and bool(row["caught"]) for row in rows),
@@ -193,39 +200,6 @@ def unmet(table: dict[str, Any], planted: int = 0, operators: int = 0) -> list[s
                     if each["why"] == DEFAULT]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--mutants", type=int, default=MUTANTS)
-    parser.add_argument("--out", type=Path, default=Path("mutants.jsonl"))
-    parser.add_argument("--subjects", nargs="*", default=NAMES)
-    parser.add_argument("--table", nargs=2, type=Path, metavar=("ROWS", "JSON"), help="write the table and end")
-    options = parser.parse_args()
-    if options.table:
-        write_table(*options.table)
-        return
-    with ranks(2, "gloo", timeout=START, echo="none") as pool:
-        for row in go_on(options.out, options.mutants, pool, options.subjects):
-            print(f"\r{row['key']:<80} {row['by']:<12}", end="", file=sys.stderr)
-
-
-def go_on(path: Path, count: int, pool: RankPool | None, names: Sequence[str] = NAMES) -> Iterator[dict[str, Any]]:
-    """Judge the mutants that the file does not hold yet: each is written as soon as it is judged."""
-    known = read(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row) + "\n" for row in known), encoding="utf-8")  # without a torn last line
-    with path.open("a", encoding="utf-8") as file:
-        for row in judged(count, pool, names, {row["key"] for row in known}, locate=True):
-            file.write(json.dumps(row) + "\n")
-            file.flush()
-            yield row
-
-
-def read(path: Path) -> list[dict[str, Any]]:
-    """The rows that a run has written so far; a last line that a kill has torn is none."""
-    text = path.read_text(encoding="utf-8") if path.exists() else ""
-    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
-
-
 def write_table(rows: Path, target: Path) -> None:
     """Draw the run's rows together, as benchmarks/results keeps them, and put the rows beside that, as CSV."""
     import torch
@@ -236,16 +210,24 @@ def write_table(rows: Path, target: Path) -> None:
     with target.with_suffix(".csv").open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(COLUMNS)
-        writer.writerows([row["key"], " ".join(row["nodes"]), row["by"], " ".join(row["caught"]), " ".join(row["told"]),
-                          named(row)] for row in found)
+        for row in found:
+            named_by = "sentence" if row["named"] else "bisect" if row["located"] else ""
+            writer.writerow([row["key"], " ".join(row["nodes"]), row["by"], " ".join(row["caught"]),
+                             " ".join(row["told"]), named_by])
 
 
-COLUMNS = ("mutant", "touches", "verdict", "fails", "tells", "named by")
-
-
-def named(row: dict[str, Any]) -> str:
-    """What names a touched node: the sentence of the verdict, bisect, or nothing."""
-    return "sentence" if row["named"] else "bisect" if row["located"] else ""
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mutants", type=int, default=MUTANTS)
+    parser.add_argument("--out", type=Path, default=Path("mutants.jsonl"))
+    parser.add_argument("--table", nargs=2, type=Path, metavar=("ROWS", "JSON"), help="write the table and end")
+    options = parser.parse_args()
+    if options.table:
+        write_table(*options.table)
+        return
+    with ranks(2, "gloo", timeout=START, echo="none") as pool:
+        for row in go_on(options.out, options.mutants, pool):
+            print(f"\r{row['key']:<80} {row['by']:<12}", end="", file=sys.stderr)
 
 
 if __name__ == "__main__":

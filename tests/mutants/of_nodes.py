@@ -1,43 +1,349 @@
-"""Mutation operators on nodes: one is dropped, doubled, moved or given another operator."""
+"""Mutation operators on nodes: their arguments and constants; what they draw and write; their place and operator."""
 
 from __future__ import annotations
 
+import math
+import operator
 from random import Random
 
 from mutants.edits import (
     ATEN,
+    are_twins,
     calls,
+    drop,
     earlier,
+    enter,
+    exchanged,
     face,
     floating,
+    inputs,
     insert,
     mutation,
+    order_of,
     pure,
+    pure_floats,
     reread,
     tensor_places,
+    twins,
+    with_argument,
 )
 from torch.fx import GraphModule, Node
 
-from workbench.torch_api.ops import op_name
+from workbench.torch_api.ops import is_random, op_name, written_inputs
+
+COMMUTATIVE = ("aten.add", "aten.mul", "aten.ne", "aten.eq", "aten.bitwise_and")
+SIZED = ("aten.view", "aten._unsafe_view", "aten.permute", "aten.expand", "aten.split_with_sizes")
+
+
+@mutation("arguments", calls)
+def swap_arguments(gm: GraphModule, rng: Random, node: Node):
+    """Two tensor arguments of an operator that is not commutative are exchanged."""
+    places = tensor_places(node)
+    if len(places) < 2 or node.args[places[0]] is node.args[places[1]] or not pure(node) or (
+            op_name(node.target) in COMMUTATIVE):
+        return None
+    a, b = sorted(rng.sample(places, 2))
+    one, other = node.args[a], node.args[b]
+    with_argument(node, a, other)
+    with_argument(node, b, one)
+    return [node] if one is not other else None
+
+
+@mutation("arguments", calls)
+def rewire_argument(gm: GraphModule, rng: Random, node: Node):
+    """One argument becomes an earlier value of the same shape and dtype."""
+    for place in rng.sample(tensor_places(node), len(tensor_places(node))):
+        if others := twins(earlier(gm, node), node.args[place]):
+            with_argument(node, place, rng.choice(others))
+            return [node]
+    return None
+
+
+@mutation("arguments", calls)
+def rewire_across_shapes(gm: GraphModule, rng: Random, node: Node):
+    """One argument becomes an earlier value of another shape."""
+    for place in tensor_places(node):
+        others = [n for n in earlier(gm, node) if face(n)[0] != face(node.args[place])[0]]  # type: ignore[index]
+        if others:
+            with_argument(node, place, rng.choice(others))
+            return [node]
+    return None
+
+
+@mutation("arguments", calls)
+def rewire_to_older(gm: GraphModule, rng: Random, node: Node):
+    """One argument becomes the value from which it was computed, where shape and dtype are the same."""
+    for place in tensor_places(node):
+        older = twins(node.args[place].all_input_nodes, node.args[place])
+        if older:
+            with_argument(node, place, older[0])
+            return [node]
+    return None
+
+
+@mutation("arguments", calls)
+def drop_argument(gm: GraphModule, rng: Random, node: Node):
+    """The last argument is left out, so that its default counts."""
+    schema, last = getattr(node.target, "_schema", None), len(node.args) - 1
+    if schema is None or last < 1 or not schema.arguments[last].has_default_value() or (
+            schema.arguments[last].default_value == node.args[last]):
+        return None
+    node.args = node.args[:-1]
+    return [node]
+
+
+@mutation("arguments", calls)
+def zero_argument(gm: GraphModule, rng: Random, node: Node):
+    """One argument becomes zeros of its shape and dtype."""
+    places = [i for i in tensor_places(node) if floating(node.args[i])]
+    if not places or not pure(node):
+        return None
+    place = rng.choice(places)
+    zeros = insert(gm, node.prev, ATEN.zeros_like.default, node.args[place])
+    with_argument(node, place, zeros)
+    return [node, zeros]
+
+
+@mutation("arguments", calls)
+def swap_in_list(gm: GraphModule, rng: Random, node: Node):
+    """Two tensors of a list of the same shape are exchanged, as in a concatenation or a bucket."""
+    for place, value in enumerate(node.args):
+        nodes = isinstance(value, list | tuple) and all(isinstance(v, Node) for v in value)
+        if nodes and (items := exchanged(rng, value, are_twins)):
+            with_argument(node, place, items)
+            return [node]
+    return None
+
+
+@mutation("arguments", calls)
+def drop_from_list(gm: GraphModule, rng: Random, node: Node):
+    """One item of a list of tensors or sizes is left out."""
+    for place, value in enumerate(node.args):
+        if isinstance(value, list | tuple) and len(value) > 1:
+            items = list(value)
+            del items[rng.randrange(len(items))]
+            with_argument(node, place, items)
+            return [node]
+    return None
+
+
+def _changed(kind: type, change):
+    """An edit that gives an operator `change` of one of its finite constants of exactly this type, other than 0."""
+    def edit(gm: GraphModule, rng: Random, node: Node):
+        places = [i for i, v in enumerate(node.args) if type(v) is kind and math.isfinite(v) and v]
+        if not places:
+            return None
+        place = rng.choice(places)
+        with_argument(node, place, change(node.args[place]))
+        return [node]
+
+    return edit
+
+
+for name, constant, change, about in (
+    ("scale_constant", float, lambda v: 2 * v, "A floating-point constant is doubled."),
+    ("nudge_constant", float, lambda v: v * 1.001, "A floating-point constant grows by a thousandth."),
+    ("negate_constant", float, operator.neg, "A floating-point constant changes its sign."),
+    ("shift_integer", int, lambda v: v + 1,
+     "An integer argument grows by one: a dimension, a bound of a slice, an exponent, an item's number."),
+):
+    enter("constants", name, about, _changed(constant, change), calls)
+
+
+@mutation("constants", lambda gm: calls(gm, "aten.slice"))
+def shift_slice(gm: GraphModule, rng: Random, node: Node):
+    """A slice of the same length starts one element earlier or later."""
+    source, dim, start, end = (*node.args, *[None] * 4)[:4]
+    size = source.meta["val"].shape[dim] if isinstance(dim, int) else None
+    if not isinstance(start, int) or not isinstance(end, int) or not isinstance(size, int):
+        return None
+    end = min(end, size)
+    by = 1 if end < size else -1 if start > 0 else 0
+    node.args = (source, dim, start + by, end + by, *node.args[4:])
+    return [node] if by else None
+
+
+@mutation("constants", lambda gm: calls(gm, "operator.getitem"))
+def take_another_item(gm: GraphModule, rng: Random, node: Node):
+    """A reader of several results takes another one of the same shape and dtype."""
+    source, item = node.args
+    others = [u.args[1] for u in source.users if op_name(u.target) == "operator.getitem" and u.args[1] != item
+              and face(u) == face(node)]
+    if not others:
+        return None
+    node.args = (source, rng.choice(others))
+    return [node]
+
+
+@mutation("constants", calls)
+def flip_flag(gm: GraphModule, rng: Random, node: Node):
+    """A true argument becomes false, or the other way."""
+    places = [i for i, v in enumerate(node.args) if isinstance(v, bool)]
+    if not places:
+        return None
+    place = rng.choice(places)
+    with_argument(node, place, not node.args[place])
+    return [node]
+
+
+@mutation("constants", lambda gm: calls(gm, *SIZED))
+def permute_sizes(gm: GraphModule, rng: Random, node: Node):
+    """Two sizes of a view, or two dimensions of a permutation, are exchanged."""
+    if len(node.args) < 2 or not isinstance(node.args[1], list | tuple):
+        return None
+    sizes = exchanged(rng, node.args[1], operator.ne)
+    if sizes is None:
+        return None
+    with_argument(node, 1, sizes)
+    return [node]
+
+
+@mutation("constants", lambda gm: calls(gm, "aten.t", "aten.permute", "aten.transpose"))
+def drop_transpose(gm: GraphModule, rng: Random, node: Node):
+    """A transposition is left out where the shape stays the same, or where readers must refuse it."""
+    return drop(node, node.args[0])
+
+
+IN_PLACE = tuple(f"aten.{name}" for name in ("add", "mul", "sub", "div", "neg", "exp", "silu", "rsqrt"))
+FILLED = tuple(f"aten.{name}" for name in ("full", "zeros", "new_zeros", "zeros_like", "full_like", "scalar_tensor"))
+
+
+def _draws(gm: GraphModule) -> list[Node]:
+    return [n for n in calls(gm) if is_random(n)]
+
+
+def _masks(gm: GraphModule) -> list[Node]:
+    """What is taken of drawn tuples."""
+    return [u for n in _draws(gm) for u in n.users if op_name(u.target) == "operator.getitem"]
+
+
+@mutation("random numbers", _draws)
+def redraw(gm: GraphModule, rng: Random, node: Node):
+    """A value that was drawn is drawn again for its last reader, as in a recomputation with another random state."""
+    users = [u for u in node.users if u.op == "call_function"]
+    if not users:
+        return None
+    again = insert(gm, node, node.target, *node.args, **node.kwargs)
+    users[-1].replace_input_with(node, again)
+    return [node, again, users[-1]]
+
+
+@mutation("random numbers", lambda gm: [n for n in pure_floats(gm) if n.users])
+def draw_another(gm: GraphModule, rng: Random, node: Node):
+    """A drawn value is replaced by a new draw of the same shape, such as a recomputed dropout mask."""
+    fresh = insert(gm, node, ATEN.rand_like.default, node)
+    reread(node, fresh)
+    return [node, fresh]
+
+
+@mutation("random numbers", _masks)
+def swap_draws(gm: GraphModule, rng: Random, node: Node):
+    """Readers of one drawn mask read that of another draw of the same shape."""
+    order = order_of(gm)
+    places = [(mask, user) for mask in twins(_masks(gm), node) for user in node.users if order[user] > order[mask]]
+    if not places:
+        return None
+    other, user = rng.choice(places)
+    user.replace_input_with(node, other)
+    return [node, other, user]
+
+
+@mutation("random numbers", pure_floats)
+def draw_uselessly(gm: GraphModule, rng: Random, node: Node):
+    """Random numbers are drawn that nothing reads, so that later draws get others."""
+    return [node, insert(gm, node, ATEN.rand_like.default, node)]
+
+
+@mutation("random numbers", lambda gm: [u for n in _draws(gm) for u in (n, *n.users) if face(u) and u.users])
+def draw_constant(gm: GraphModule, rng: Random, node: Node):
+    """A drawn value is replaced by a constant."""
+    ones = insert(gm, node, ATEN.ones_like.default, node)
+    return [node, ones, *reread(node, ones)]
+
+
+def _readers(gm: GraphModule, node: Node) -> list[Node]:
+    """The operators that read a node, in node order."""
+    return sorted((u for u in node.users if u.op == "call_function"), key=order_of(gm).__getitem__)
+
+
+@mutation("writes", lambda gm: [n for n in inputs(gm) if floating(n)])
+def write_input(gm: GraphModule, rng: Random, node: Node):
+    """An input of the step is overwritten behind its last reader."""
+    readers = _readers(gm, node)
+    return [node, insert(gm, readers[-1], ATEN.mul_.Tensor, node, 2.0)] if readers else None
+
+
+@mutation("writes", pure_floats)
+def write_value(gm: GraphModule, rng: Random, node: Node):
+    """A value is overwritten between two of its readers."""
+    readers = _readers(gm, node)
+    if len(readers) < 2:
+        return None
+    return [node, insert(gm, readers[0], ATEN.mul_.Tensor, node, 2.0), readers[-1]]
+
+
+@mutation("writes", lambda gm: calls(gm, *IN_PLACE))
+def write_in_place(gm: GraphModule, rng: Random, node: Node):
+    """An operator writes its result over its first input, as fusion in place does."""
+    packet = getattr(ATEN, op_name(node.target).removeprefix("aten.") + "_", None)
+    overload = getattr(packet, node.target._overloadname, None)
+    if overload is None or face(node.args[0]) != face(node):
+        return None
+    node.target = overload
+    return [node, node.args[0]]
+
+
+@mutation("writes", lambda gm: [n for n in calls(gm) if written_inputs(n)])
+def drop_write(gm: GraphModule, rng: Random, node: Node):
+    """A write is dropped, and its readers read the memory as it was."""
+    target = written_inputs(node)[0]
+    if node.users and face(target) != face(node):
+        return None
+    return [*drop(node, target), target]
+
+
+@mutation("writes", lambda gm: calls(gm, *FILLED))
+def leave_unfilled(gm: GraphModule, rng: Random, node: Node):
+    """A tensor of zeros or of another constant is not filled."""
+    if not face(node):
+        return None
+    value = node.meta["val"]
+    empty = insert(gm, node, ATEN.empty.memory_format, [int(s) for s in value.shape], dtype=value.dtype,
+                   device=value.device)
+    empty.meta["val"] = value
+    reread(node, empty)
+    return [node, empty]
+
+
+@mutation("writes", pure_floats)
+def steal_memory(gm: GraphModule, rng: Random, node: Node):
+    """A result is written into the memory of an earlier value that is still read."""
+    order = order_of(gm)
+    victims = [v for v in twins(calls(gm), node) if pure(v) and order[v] < order[node]
+               and any(order[u] > order[node] for u in v.users)]
+    if not victims:
+        return None
+    victim = rng.choice(victims)
+    return [node, victim, insert(gm, node, ATEN.copy_.default, victim, node)]
+
 
 UNARY = ("neg", "abs", "exp", "sigmoid", "tanh", "sin", "cos", "relu", "silu", "rsqrt", "sqrt", "log", "square")
 BINARY = ("add.Tensor", "sub.Tensor", "mul.Tensor", "div.Tensor")
-TWINS = {"aten.ge": "aten.gt", "aten.gt": "aten.ge", "aten.lt": "aten.le", "aten.le": "aten.lt", "aten.ne": "aten.eq",
-         "aten.eq": "aten.ne", "aten.sum": "aten.mean", "aten.mean": "aten.sum", "aten.amax": "aten.amin",
-         "aten.silu_backward": "aten.sigmoid_backward", "aten._log_softmax": "aten._softmax",
-         "aten.bitwise_and": "aten.bitwise_or", "aten.pow": "aten.mul"}
+TWINS = {"aten.ge": "gt", "aten.gt": "ge", "aten.lt": "le", "aten.le": "lt", "aten.ne": "eq", "aten.eq": "ne",
+         "aten.sum": "mean", "aten.mean": "sum", "aten.amax": "amin", "aten.silu_backward": "sigmoid_backward",
+         "aten._log_softmax": "_softmax", "aten.bitwise_and": "bitwise_or", "aten.pow": "mul"}
+OVERLOADS = {"dim_IntList": "dim", "dim": "dim_IntList", "Tensor_Scalar": "Scalar"}
+"""What a twin may call the overload of the same arguments."""
+SAME_VALUE = ("aten.alias", "aten.detach", "aten.view")
 
 
 @mutation("nodes", calls)
 def drop_node(gm: GraphModule, rng: Random, node: Node):
     """A node is dropped, and its readers read one of its inputs of the same shape and dtype."""
-    twins = [a for a in node.all_input_nodes if face(a) == face(node)]
-    if not twins or not pure(node) or op_name(node.target) in ("aten.alias", "aten.detach", "aten.view"):
+    others = twins(node.all_input_nodes, node)
+    if not others or not pure(node) or op_name(node.target) in SAME_VALUE:
         return None
-    names = [node.name, *(u.name for u in node.users)]
-    node.replace_all_uses_with(rng.choice(twins))
-    gm.graph.erase_node(node)
-    return names
+    return drop(node, rng.choice(others))
 
 
 @mutation("nodes", calls)
@@ -46,21 +352,16 @@ def drop_and_leave_readers(gm: GraphModule, rng: Random, node: Node):
     others = [n for n in earlier(gm, node) if face(n) != face(node)]
     if not pure(node) or not others or not face(node):
         return None
-    names = [node.name, *(u.name for u in node.users)]
-    node.replace_all_uses_with(rng.choice(others))
-    gm.graph.erase_node(node)
-    return names
+    return drop(node, rng.choice(others))
 
 
 @mutation("nodes", calls)
 def replace_by_stranger(gm: GraphModule, rng: Random, node: Node):
     """All readers of a node read an earlier, unrelated value of the same shape and dtype."""
-    twins = [n for n in earlier(gm, node) if face(n) == face(node) and n not in node.all_input_nodes]
-    if not pure(node) or not twins or not node.users:
+    others = [n for n in twins(earlier(gm, node), node) if n not in node.all_input_nodes]
+    if not pure(node) or not others or not node.users:
         return None
-    names = [node.name, *(u.name for u in node.users)]
-    node.replace_all_uses_with(rng.choice(twins))
-    return names
+    return [node, *reread(node, rng.choice(others))]
 
 
 @mutation("nodes", lambda gm: [n for n in calls(gm) if pure(n)])
@@ -78,7 +379,7 @@ def duplicate_node(gm: GraphModule, rng: Random, node: Node):
 def apply_twice(gm: GraphModule, rng: Random, node: Node):
     """An operator is applied to its own result once more."""
     place = next((i for i in tensor_places(node) if face(node.args[i]) == face(node)), None)
-    if not pure(node) or place is None or op_name(node.target) in ("aten.alias", "aten.detach", "aten.view"):
+    if not pure(node) or place is None or op_name(node.target) in SAME_VALUE:
         return None
     again = insert(gm, node, node.target, *node.args[:place], node, *node.args[place + 1:], **node.kwargs)
     reread(node, again)
@@ -108,30 +409,29 @@ def move_behind_reader(gm: GraphModule, rng: Random, node: Node):
 @mutation("nodes", calls)
 def move_in_bounds(gm: GraphModule, rng: Random, node: Node):
     """A node is moved to just before its first reader."""
-    order = {n: i for i, n in enumerate(gm.graph.nodes)}
-    readers = sorted((u for u in node.users if u.op == "call_function"), key=order.__getitem__)
-    if not readers or order[readers[0]] < order[node] + 3:
+    order = order_of(gm)
+    reader = min((u for u in node.users if u.op == "call_function"), key=order.__getitem__, default=None)
+    if reader is None or order[reader] < order[node] + 3:
         return None
-    readers[0].prepend(node)
+    reader.prepend(node)
     return [node]
 
 
-@mutation("operators", lambda gm: [n for n in calls(gm, *(f"aten.{u}" for u in UNARY)) if
-          len(n.args) == 1])
+@mutation("operators", lambda gm: [n for n in calls(gm, *(f"aten.{u}" for u in UNARY)) if len(n.args) == 1])
 def retarget_unary(gm: GraphModule, rng: Random, node: Node):
     """An operator of one tensor becomes another one, such as silu for gelu's place."""
     name = op_name(node.target).removeprefix("aten.")
-    others = [u for u in UNARY if u != name]
-    node.target = getattr(ATEN, rng.choice(others)).default
+    node.target = getattr(ATEN, rng.choice([u for u in UNARY if u != name])).default
     return [node]
 
 
 @mutation("operators", calls)
 def retarget_binary(gm: GraphModule, rng: Random, node: Node):
     """A sum becomes a difference, a product or a quotient, or the other way."""
-    if str(node.target).removeprefix("aten.") not in BINARY or node.kwargs or not floating(node):
+    name = str(node.target).removeprefix("aten.")
+    if name not in BINARY or node.kwargs or not floating(node):
         return None
-    packet, overload = rng.choice([b for b in BINARY if f"aten.{b}" != str(node.target)]).split(".")
+    packet, overload = rng.choice([b for b in BINARY if b != name]).split(".")
     node.target = getattr(getattr(ATEN, packet), overload)
     return [node]
 
@@ -139,10 +439,8 @@ def retarget_binary(gm: GraphModule, rng: Random, node: Node):
 @mutation("operators", lambda gm: calls(gm, *TWINS))
 def retarget_twin(gm: GraphModule, rng: Random, node: Node):
     """An operator becomes its neighbour with the same arguments: ge for gt, sum for mean, amax for amin."""
-    packet = getattr(ATEN, TWINS[op_name(node.target)].removeprefix("aten."))
-    overload = node.target._overloadname
-    names = [o for o in packet.overloads() if o == overload or (overload == "dim_IntList" and o == "dim")
-             or (overload == "dim" and o == "dim_IntList") or (overload == "Tensor_Scalar" and o == "Scalar")]
+    packet, overload = getattr(ATEN, TWINS[op_name(node.target)]), node.target._overloadname
+    names = [name for name in packet.overloads() if name in (overload, OVERLOADS.get(overload))]
     if not names:
         return None
     node.target = getattr(packet, names[0])

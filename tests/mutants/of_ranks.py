@@ -4,43 +4,44 @@ from __future__ import annotations
 
 from random import Random
 
-from mutants.edits import ATEN, calls, face, first, insert, is_start, mutation, pure, reread, starts, with_argument
+import torch
+from mutants.edits import (
+    ATEN,
+    are_twins,
+    calls,
+    drop,
+    enter,
+    face,
+    insert,
+    is_start,
+    mutation,
+    order_of,
+    pure,
+    reread,
+    starts,
+    twins,
+    with_argument,
+)
 from torch.fx import GraphModule, Node
 
 from workbench.graph.facts import facts_of
 from workbench.graph.read.collectives import waits_of
 from workbench.torch_api.ops import collective_kind, is_wait, multiplies
 
-WAIT = "_c10d_functional.wait_tensor"
+
+def _waits(gm: GraphModule) -> list[Node]:
+    return calls(gm, "_c10d_functional.wait_tensor")
 
 
-def _place(node: Node, name: str) -> int | None:
-    """The place of an argument of a collective, by its name in the schema."""
-    names = [a.name for a in node.target._schema.arguments]  # type: ignore[union-attr]
-    return names.index(name) if name in names and names.index(name) < len(node.args) else None
-
-
-def _given(gm: GraphModule, rng: Random, name: str, change):
-    """The argument `name` of one operator that sends becomes `change(old)`."""
-    def use(node: Node):
-        place = _place(node, name)
-        if place is None or (new := change(node.args[place])) is None:
-            return None
-        with_argument(node, place, new)
-        return [node]
-    return first(rng, [n for n in calls(gm) if is_start(n) or multiplies(n.target)], use)
-
-
-@mutation("waits", lambda gm: calls(gm, WAIT))
+@mutation("waits", _waits)
 def lose_wait(gm: GraphModule, rng: Random, node: Node):
     """A wait is lost, and its readers read the running collective."""
-    names = [node.name, node.args[0].name, *(u.name for u in node.users)]
-    node.replace_all_uses_with(node.args[0])
-    gm.graph.erase_node(node)
-    return names
+    start = node.args[0]
+    name, *readers = drop(node, start)
+    return [name, start, *readers]
 
 
-@mutation("waits", lambda gm: calls(gm, WAIT))
+@mutation("waits", _waits)
 def read_before_wait(gm: GraphModule, rng: Random, node: Node):
     """One reader reads the running collective in the place of its wait."""
     if not node.users:
@@ -50,7 +51,7 @@ def read_before_wait(gm: GraphModule, rng: Random, node: Node):
     return [node, node.args[0], user]
 
 
-@mutation("waits", lambda gm: calls(gm, WAIT))
+@mutation("waits", _waits)
 def wait_early(gm: GraphModule, rng: Random, node: Node):
     """A wait is moved to just behind its collective, so that nothing runs beside it."""
     if node.prev is node.args[0]:
@@ -59,7 +60,7 @@ def wait_early(gm: GraphModule, rng: Random, node: Node):
     return [node]
 
 
-@mutation("waits", lambda gm: calls(gm, WAIT))
+@mutation("waits", _waits)
 def wait_twice(gm: GraphModule, rng: Random, node: Node):
     """A wait is waited for once more, and readers read the second wait."""
     again = insert(gm, node, node.target, node)
@@ -67,48 +68,60 @@ def wait_twice(gm: GraphModule, rng: Random, node: Node):
     return [node, again]
 
 
-@mutation("waits", lambda gm: calls(gm, WAIT))
+@mutation("waits", _waits)
 def wait_for_nothing(gm: GraphModule, rng: Random, node: Node):
     """A collective gets a second wait that nothing reads."""
     return [node, insert(gm, node, node.target, node.args[0])]
 
 
-@mutation("waits", lambda gm: calls(gm, WAIT))
+@mutation("waits", _waits)
 def wait_for_another(gm: GraphModule, rng: Random, node: Node):
     """A wait waits for another collective of the same shape, whose wait waits for the first."""
-    before = list(gm.graph.nodes)
-    twins = [w for w in calls(gm, WAIT) if face(w) == face(node) and w is not node
-             and before.index(w.args[0]) < before.index(node) and before.index(node.args[0]) < before.index(w)]
-    if not twins:
+    order = order_of(gm)
+    others = [w for w in twins(_waits(gm), node)
+              if order[w.args[0]] < order[node] and order[node.args[0]] < order[w]]
+    if not others:
         return None
-    other = rng.choice(twins)
+    other = rng.choice(others)
     node.args, other.args = other.args, node.args
     return [node, other]
 
 
-@mutation("groups")
-def another_group(gm: GraphModule, rng: Random):
-    """A collective runs over another process group: that of all ranks, or of another axis."""
-    return _given(gm, rng, "group_name", lambda old: next(
-        (name for name in ["0", *facts_of(gm).groups.values()] if name != old), None) if isinstance(old, str) else None)
+def _given(name: str, change):
+    """An edit that makes `change(gm, rng, old)` of the argument `name` of what sends."""
+    def edit(gm: GraphModule, rng: Random, node: Node):
+        names = [a.name for a in node.target._schema.arguments]  # type: ignore[union-attr]
+        place = names.index(name) if name in names else len(node.args)
+        new = change(gm, rng, node.args[place]) if place < len(node.args) else None
+        if new is None:
+            return None
+        with_argument(node, place, new)
+        return [node]
+
+    return edit
 
 
-@mutation("groups")
-def unknown_group(gm: GraphModule, rng: Random):
-    """A collective runs over a process group that does not exist."""
-    return _given(gm, rng, "group_name", lambda old: "none such" if isinstance(old, str) else None)
+def _another_group(gm: GraphModule, rng: Random, old):
+    names = ["0", *facts_of(gm).groups.values()] if isinstance(old, str) else []
+    return next((name for name in names if name != old), None)
 
 
-@mutation("groups")
-def another_group_size(gm: GraphModule, rng: Random):
-    """A collective is told another number of ranks."""
-    return _given(gm, rng, "group_size", lambda old: old * 2 if isinstance(old, int) else None)
+def _another_reduction(gm: GraphModule, rng: Random, old):
+    return rng.choice([reduction for reduction in ("sum", "avg", "max") if reduction != old])
 
 
-@mutation("collectives")
-def another_reduction(gm: GraphModule, rng: Random):
-    """A sum between ranks becomes an average, a maximum or the other way."""
-    return _given(gm, rng, "reduce_op", lambda old: rng.choice([r for r in ("sum", "avg", "max") if r != old]))
+for kind, name, argument, change, about in (
+    ("groups", "another_group", "group_name", _another_group,
+     "A collective runs over another process group: that of all ranks, or of another axis."),
+    ("groups", "unknown_group", "group_name", lambda gm, rng, old: "none such" if isinstance(old, str) else None,
+     "A collective runs over a process group that does not exist."),
+    ("groups", "another_group_size", "group_size", lambda gm, rng, old: old * 2 if isinstance(old, int) else None,
+     "A collective is told another number of ranks."),
+    ("collectives", "another_reduction", "reduce_op", _another_reduction,
+     "A sum between ranks becomes an average, a maximum or the other way."),
+):
+    enter(kind, name, about, _given(argument, change),
+          lambda gm: [n for n in calls(gm) if is_start(n) or multiplies(n.target)])
 
 
 def _shard(start: Node) -> Node | None:
@@ -121,41 +134,43 @@ def _shard(start: Node) -> Node | None:
     return None
 
 
-@mutation("collectives")
-def exchange_operands(gm: GraphModule, rng: Random):
+def _shards(gm: GraphModule) -> dict[Node, Node]:
+    return {start: shard for start in starts(gm) if (shard := _shard(start)) is not None}
+
+
+@mutation("collectives", _shards)
+def exchange_operands(gm: GraphModule, rng: Random, node: Node):
     """Two collectives of the same kind and shape exchange their operands."""
-    sources = {s: shard for s in starts(gm) if (shard := _shard(s)) is not None}
-
-    def use(node: Node):
-        mine = sources[node]
-        twins = [s for s, shard in sources.items() if s.target is node.target and shard is not mine
-                 and face(shard.args[0]) == face(mine.args[0]) and shard.args[0] is not mine.args[0]]
-        if not twins:
-            return None
-        theirs = sources[rng.choice(twins)]
-        one, two = mine.args[0], theirs.args[0]
-        with_argument(mine, 0, two)
-        with_argument(theirs, 0, one)
-        return [node, mine, theirs, *(s for s, shard in sources.items() if shard is theirs)]
-    return first(rng, sources, use)
+    shards = _shards(gm)
+    mine = shards[node]
+    others = [shard for start, shard in shards.items() if start.target is node.target and shard is not mine
+              and are_twins(shard.args[0], mine.args[0])]
+    if not others:
+        return None
+    theirs = rng.choice(others)
+    one, two = mine.args[0], theirs.args[0]
+    with_argument(mine, 0, two)
+    with_argument(theirs, 0, one)
+    return [node, mine, theirs, *(start for start, shard in shards.items() if shard is theirs)]
 
 
-@mutation("collectives")
-def take_another_result(gm: GraphModule, rng: Random):
+@mutation("collectives", _waits)
+def take_another_result(gm: GraphModule, rng: Random, node: Node):
     """The readers of a collective's result read that of an earlier collective of the same shape."""
-    order = {n: i for i, n in enumerate(gm.graph.nodes)}
-
-    def use(node: Node):
-        twins = [w for w in calls(gm, WAIT) if face(w) == face(node) and order[w] < order[node]]
-        if not twins or not node.users:
-            return None
-        other, users = rng.choice(twins), [u.name for u in node.users]
-        node.replace_all_uses_with(other)
-        return [node, other, *users]
-    return first(rng, calls(gm, WAIT), use)
+    order = order_of(gm)
+    others = [w for w in twins(_waits(gm), node) if order[w] < order[node]]
+    if not others or not node.users:
+        return None
+    other = rng.choice(others)
+    return [node, other, *reread(node, other)]
 
 
-@mutation("collectives", lambda gm: [s for s in starts(gm) if list(s.users) == waits_of(s)])
+def _waited(gm: GraphModule) -> list[Node]:
+    """The collectives that only their one wait reads."""
+    return [start for start in starts(gm) if list(start.users) == waits_of(start)]
+
+
+@mutation("collectives", _waited)
 def drop_collective(gm: GraphModule, rng: Random, start: Node):
     """A collective is left out: each rank goes on with its own part, repeated or cut to the right shape."""
     kind, source, wait = collective_kind(start.target), start.args[0], waits_of(start)[0]
@@ -168,14 +183,12 @@ def drop_collective(gm: GraphModule, rng: Random, start: Node):
         local = insert(gm, start, ATEN.clone.default, source)
     else:
         return None
-    names = [start.name, wait.name, local.name, *(u.name for u in wait.users)]
-    reread(wait, local)
-    gm.graph.erase_node(wait)
+    name, *readers = drop(wait, local)
     gm.graph.erase_node(start)
-    return names
+    return [start.name, name, local, *readers]
 
 
-@mutation("collectives", lambda gm: [s for s in starts(gm) if list(s.users) == waits_of(s)])
+@mutation("collectives", _waited)
 def double_collective(gm: GraphModule, rng: Random, start: Node):
     """A collective runs a second time on its operand, and readers read the second result."""
     wait = waits_of(start)[0]
@@ -185,8 +198,7 @@ def double_collective(gm: GraphModule, rng: Random, start: Node):
     return [start, wait, again, second]
 
 
-@mutation("collectives", lambda gm: [s for s in starts(gm) if face(s.args[0]) ==
-          face(waits_of(s)[0])])
+@mutation("collectives", lambda gm: [s for s in starts(gm) if face(s.args[0]) == face(waits_of(s)[0])])
 def reduce_twice(gm: GraphModule, rng: Random, start: Node):
     """An all-reduce is reduced once more."""
     wait = waits_of(start)[0]
@@ -196,44 +208,38 @@ def reduce_twice(gm: GraphModule, rng: Random, start: Node):
     return [start, wait, again, second]
 
 
-@mutation("collectives")
-def move_collective(gm: GraphModule, rng: Random):
+def _launches(gm: GraphModule) -> list[Node]:
+    return [n for n in calls(gm) if is_start(n)]
+
+
+@mutation("collectives", lambda gm: range(1, len(_launches(gm))))
+def move_collective(gm: GraphModule, rng: Random, place: int):
     """A collective starts before the one ahead of it, with what it needs."""
-    order = {n: i for i, n in enumerate(gm.graph.nodes)}
-    begun = [n for n in calls(gm) if is_start(n)]
-
-    def use(place: int):
-        ahead, node = begun[place - 1], begun[place]
-        needed, todo = {node}, [node]
-        while todo:
-            more = [a for a in todo.pop().all_input_nodes if a not in needed and order[a] >= order[ahead]]
-            needed.update(more)
-            todo += more
-        if ahead in needed or not all(n is node or pure(n) for n in needed):
-            return None
-        for each in sorted(needed, key=order.__getitem__):
-            ahead.prepend(each)
-        return [node, ahead]
-    return first(rng, range(1, len(begun)), use)
+    order = order_of(gm)
+    ahead, node = _launches(gm)[place - 1:place + 1]
+    needed, todo = {node}, [node]
+    while todo:
+        more = [a for a in todo.pop().all_input_nodes if a not in needed and order[a] >= order[ahead]]
+        needed.update(more)
+        todo += more
+    if ahead in needed or not all(n is node or pure(n) for n in needed):
+        return None
+    for each in sorted(needed, key=order.__getitem__):
+        ahead.prepend(each)
+    return [node, ahead]
 
 
-@mutation("collectives")
-def another_input_cast(gm: GraphModule, rng: Random):
+@mutation("collectives", lambda gm: [s for s in starts(gm) if is_wait(waits_of(s)[0].target) and not s.kwargs])
+def another_input_cast(gm: GraphModule, rng: Random, start: Node):
     """A collective moves its operand in another dtype, and the result is cast back."""
-    import torch
-
-    def use(start: Node):
-        source, wait = start.args[0], waits_of(start)[0]
-        dtype = source.meta["val"].dtype
-        if not dtype.is_floating_point:
-            return None
-        users = [u.name for u in wait.users]
-        short = insert(gm, start.prev, ATEN._to_copy.default, source,
-                       dtype=torch.bfloat16 if dtype != torch.bfloat16 else torch.float32)
-        with_argument(start, 0, short)
-        for node in (start, wait):
-            node.meta = {**node.meta, "val": node.meta["val"].to(short.meta["val"].dtype)}
-        back = insert(gm, wait, ATEN._to_copy.default, wait, dtype=dtype)
-        reread(wait, back)
-        return [start, wait, short, back, *users]
-    return first(rng, [s for s in starts(gm) if is_wait(waits_of(s)[0].target) and not s.kwargs], use)
+    source, wait = start.args[0], waits_of(start)[0]
+    dtype = source.meta["val"].dtype
+    if not dtype.is_floating_point:
+        return None
+    short = insert(gm, start.prev, ATEN._to_copy.default, source,
+                   dtype=torch.bfloat16 if dtype != torch.bfloat16 else torch.float32)
+    with_argument(start, 0, short)
+    for node in (start, wait):
+        node.meta = {**node.meta, "val": node.meta["val"].to(short.meta["val"].dtype)}
+    back = insert(gm, wait, ATEN._to_copy.default, wait, dtype=dtype)
+    return [start, wait, short, back, *reread(wait, back)]

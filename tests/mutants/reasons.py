@@ -34,15 +34,9 @@ REASONS = {
     "apply_twice": "the operator gives its own result back, as a copy does",
 }
 DEFAULT = "the same bits on four inputs, and no reason known"
-
-
-FLOAT8 = {
-    **dict.fromkeys(("nudge_constant", "scale_constant", "negate_constant"),
-                    "the floor under a scale lies below every scale, and a scale times 2 or -1 cancels: values are "
-                    "divided by it, and products multiplied"),
-}
-
-
+FLOAT8 = dict.fromkeys(("nudge_constant", "scale_constant", "negate_constant"), (
+    "the floor under a scale lies below every scale, and a scale times 2 or -1 cancels: values are divided by it, and "
+    "products multiplied"))
 SURVIVED = {
     "nudge_constant": "the change is smaller than a rounding of most values",
     "retarget_twin": "both operators agree but for one token, which a small batch lacks",
@@ -58,11 +52,14 @@ SURVIVED_FLOAT8 = {
 
 def reason(row: dict[str, Any]) -> str:
     """The reason of an equivalent mutant, by its operator."""
-    special = FLOAT8 if row["subject"] == "llama3_float8" else {}
-    return special.get(row["operator"]) or REASONS.get(row["operator"], DEFAULT)
+    return _of(row, FLOAT8, REASONS)
 
 
 def why_survived(row: dict[str, Any]) -> str:
     """The reason of a mutant with other values that every verdict passes."""
-    special = SURVIVED_FLOAT8 if row["subject"] == "llama3_float8" else {}
-    return special.get(row["operator"]) or SURVIVED.get(row["operator"], DEFAULT)
+    return _of(row, SURVIVED_FLOAT8, SURVIVED)
+
+
+def _of(row: dict[str, Any], of_float8: dict[str, str], others: dict[str, str]) -> str:
+    special = of_float8 if row["subject"] == "llama3_float8" else {}
+    return special.get(row["operator"]) or others.get(row["operator"], DEFAULT)

@@ -21,7 +21,7 @@ ONE_GROUP = PassSpec(name=BLOCKS, options={"separate_gather_group": False})
 
 @pytest.fixture(scope="module")
 def variants(two_layers, through):
-    listed = {"plain": (), "blocks": [BLOCKS], "one group": [ONE_GROUP], "auto": [AUTO]}
+    listed = {"plain": (), "blocks": [BLOCKS], "auto": [AUTO]}
     return {name: through(two_layers, ["reshard_after_forward"], passes) for name, passes in listed.items()}
 
 
@@ -49,7 +49,7 @@ def groups_of(pair, kind):
     return {c.group for gm in pair.graphs for c in list_collectives(gm) if c.kind == kind and c.axis == "dp_shard"}
 
 
-def test_gathers_have_a_group_of_their_own(variants):
+def test_gathers_have_a_group_of_their_own(variants, two_layers, through):
     _, pair, _ = variants["blocks"]
     gathers, scatters = groups_of(pair, "all_gather"), groups_of(pair, "reduce_scatter")
     assert len(gathers) == len(scatters) == 1 and not gathers & scatters
@@ -57,31 +57,30 @@ def test_gathers_have_a_group_of_their_own(variants):
     assert group_ranks(gather) == group_ranks(scatter)
     facts = facts_of(pair.forward)
     assert facts.groups["dp_shard.gather"] == gather and facts.group_sizes[gather] == 2
-    _, shared, _ = variants["one group"]  # the naive version, which leaves nothing to overlap
-    assert groups_of(shared, "all_gather") == groups_of(shared, "reduce_scatter")
-
-
-def test_a_group_has_one_twin_however_often_it_is_built_on(variants, two_layers, through):
-    _, pair, _ = variants["blocks"]
     before = dist.distributed_c10d._world.group_count
-    _, again, _ = through(two_layers, (), [BLOCKS])
-    assert groups_of(again, "all_gather") == groups_of(pair, "all_gather")
-    assert dist.distributed_c10d._world.group_count == before
+    _, shared, _ = through(two_layers, (), [ONE_GROUP])  # the naive version, which leaves nothing to overlap
+    assert groups_of(shared, "all_gather") == groups_of(shared, "reduce_scatter")
+    _, again, _ = through(two_layers, (), [BLOCKS])  # a group has one twin, however often it is built on
+    assert groups_of(again, "all_gather") == gathers and dist.distributed_c10d._world.group_count == before
 
 
-@pytest.mark.parametrize(("plan", "outcome", "message"), [
+PLANS = [
     (("blocks.0", "blocks.1"), Outcome.NO_EFFECT, "no module path matches the buckets ['blocks.0', 'blocks.1']: the"),
     (("layers.0", "blocks.1", ("norm", "output")), Outcome.PASS,
-     "no module path matches blocks.1; 10 of 21 gathers of the forward are in no bucket, the first in tok_embeddings")])
-def test_a_plan_says_what_it_left_out(two_layers, through, plan, outcome, message):
-    records, _, _ = through(two_layers, (), [PassSpec(name=BLOCKS, options={"buckets": plan})])
-    verdict = records[BLOCKS].verdict("effect")
-    assert verdict.outcome is outcome and verdict.message.startswith(message)
+     "no module path matches blocks.1; 10 of 21 gathers of the forward are in no bucket, the first in tok_embeddings")]
 
 
-@pytest.mark.parametrize("plan", [
-    ("layers.0", "layers.0.attention"), (("layers.0.attention", "layers.0"),), ("norm", "norm")])
-def test_a_module_in_two_buckets_is_refused_and_a_name_that_begins_alike_is_another(two_layers, through, plan):
+def test_a_plan_says_what_it_left_out(two_layers, through):
+    for plan, outcome, message in PLANS:
+        records, _, _ = through(two_layers, (), [PassSpec(name=BLOCKS, options={"buckets": plan})])
+        verdict = records[BLOCKS].verdict("effect")
+        assert verdict.outcome is outcome and verdict.message.startswith(message)
+
+
+def test_a_module_in_two_buckets_is_refused_and_a_name_that_begins_alike_is_another(two_layers, through):
     with pytest.raises(WorkbenchError, match="a module is in one bucket"):
-        through(two_layers, (), [PassSpec(name=BLOCKS, options={"buckets": plan})])
+        through(two_layers, (), [PassSpec(name=BLOCKS, options={"buckets": (("layers.0.attention", "layers.0"),)})])
+    for plan in ([["layers.0"], ["layers.0.attention"]], [["norm"], ["norm"]]):
+        with pytest.raises(WorkbenchError, match="a module is in one bucket"):
+            transformer_block_bucketing._refuse_overlap(plan)
     transformer_block_bucketing._refuse_overlap([["layers.1"], ["layers.10"]])

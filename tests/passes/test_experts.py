@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from on_ranks import calls, user_pass
 
 from workbench.authoring.author import author
 from workbench.errors import WorkbenchError
+from workbench.graph.partition import saved_nodes
 from workbench.graph.read.collectives import list_collectives
 from workbench.graph.read.cost import flops
 from workbench.recipe.recipe import RecipeError, load_recipe
 from workbench.recipe.sections import PassSpec
 from workbench.torch_api.inductor.regions import region_of
+from workbench.torch_api.ops import is_symbolic
 
 pytestmark = pytest.mark.integration
 BLOCKS = "transformer_block_bucketing"
@@ -32,6 +35,13 @@ def authored(fake4):
 def captured(authored, through):
     """The dropless joint graph."""
     return through(authored["dropless"])[2]
+
+
+def test_a_pair_whose_sizes_a_step_decides_has_a_repr(authored, through):
+    _, pair, _ = through(authored["dropless"])
+    assert any(is_symbolic(node.meta["val"]) for node in saved_nodes(*pair.graphs)
+               if isinstance(node.meta["val"], torch.Tensor))
+    assert repr(pair).startswith("ForwardBackward(deepseek_v3: forward ")
 
 
 def exchanges(graphs):

@@ -113,15 +113,8 @@ def _doubled_sines(m: Any, x: Tensor) -> Tensor:
         return torch.sin(x)
 
 
-def _inference(m: Any, x: Tensor) -> Tensor:
-    with torch.inference_mode():
-        scale = m.mean * 2
-    return x * scale.shape[0]
-
-
-def both(name: str, function: Callable[[Any, Tensor], Any], **parts: Callable[[], Any]) -> None:
-    odd(name, traced=True)(
-        lambda: Written(function, **{part: make() for part, make in parts.items()}))
+def both(name: str, function: Callable[[Any, Tensor], Any]) -> None:
+    odd(name, traced=True)(lambda: Written(function))
 
 
 both("a seed in the forward", _seeded)
@@ -129,7 +122,6 @@ both("a fork of the generator", _forked)
 both("the initial seed", lambda m, x: x * (torch.initial_seed() % 7))
 both("a tensor that is formatted", lambda m, x: x * len(str(x)))
 both("a mode of torch's functions", _doubled_sines)
-both("inference mode inside", _inference, mean=lambda: torch.ones(DIM))
 both("a function's gradient", lambda m, x: torch.func.grad(lambda y: y.pow(3).sum())(x))
 both("layers that are dropped at random", lambda m, x: x * (torch.rand(()) < 0.5))
 written("a checkpoint that draws again", lambda m, x: checkpoint(

@@ -6,7 +6,6 @@ shape (batch, SEQ); what it returns becomes a loss. outcomes.toml says of each w
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +14,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
-from torch.utils.checkpoint import checkpoint
 
 DIM, SEQ, VOCAB = 8, 4, 16
 
@@ -78,12 +76,6 @@ def _rebinds(m: Any, x: Tensor) -> Tensor:
     return x - m.mean
 
 
-def _follows_weight(m: Any, x: Tensor) -> Tensor:
-    with torch.no_grad():
-        m.bias.lerp_(x.mean((0, 1)), 0.1)
-    return x - m.bias
-
-
 def _python_counter(m: Any, x: Tensor) -> Tensor:
     m.calls += 1
     return x * m.calls
@@ -98,7 +90,6 @@ written("a counter", _counts, steps=lambda: torch.zeros(()))
 written("a rebound average", _rebinds, mean=lambda: torch.zeros(DIM))
 written("a Python counter", _python_counter, calls=lambda: 0)
 written("an activation kept for a caller", _keeps_activation)
-written("a followed mean", _follows_weight, bias=lambda: torch.zeros(DIM))
 written("batch norm", lambda m, x: m.norm(x.flatten(0, 1)), norm=lambda: nn.BatchNorm1d(DIM))
 written("layer norm", lambda m, x: m.norm(x), norm=lambda: nn.LayerNorm(DIM))
 
@@ -106,28 +97,13 @@ written("layer norm", lambda m, x: m.norm(x), norm=lambda: nn.LayerNorm(DIM))
 # parameters
 
 written("spectral norm", lambda m, x: m.head(x), head=lambda: parametrizations.spectral_norm(nn.Linear(DIM, DIM)))
-written("weight norm", lambda m, x: m.head(x), head=lambda: parametrizations.weight_norm(nn.Linear(DIM, DIM)))
 written("a weight read transposed", lambda m, x: x @ m.layer.weight.t() @ m.layer.weight)
-written("slices of a weight", lambda m, x: torch.cat([x @ m.layer.weight[:4].t(), x @ m.layer.weight[4:].t()], -1))
 written("a scalar parameter", lambda m, x: x * m.scale, scale=lambda: nn.Parameter(torch.ones(())))
 written("a frozen parameter", lambda m, x: x * m.scale,
         scale=lambda: nn.Parameter(torch.full((DIM,), 2.0), requires_grad=False))
 written("an unused parameter", lambda m, x: x, idle=lambda: nn.Parameter(torch.ones(DIM)))
-written("a parameter list", lambda m, x: x * m.scales[0] + m.scales[1],
-        scales=lambda: nn.ParameterList([torch.ones(DIM), torch.zeros(DIM)]))
 written("a complex parameter", lambda m, x: (x * m.phase).abs(),
         phase=lambda: nn.Parameter(torch.ones(DIM, dtype=torch.complex64)))
-
-
-@odd("tied three times")
-class Tied(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second, self.third = (nn.Linear(DIM, DIM) for _ in range(3))
-        self.third.weight = self.second.weight = self.first.weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.third(torch.relu(self.second(torch.relu(self.first(x)))))
 
 
 @odd("tied embeddings", tokens=True)
@@ -143,22 +119,9 @@ class TiedEmbedding(nn.Module):
 
 # control flow and containers
 
-written("a branch on shape", lambda m, x: torch.relu(x) if x.shape[1] > 2 else x)
 written("a branch on a value", lambda m, x: x if bool(x.sum() > 0) else -x)
 written("nested containers", lambda m, x: m.tree["left"][0](x) + m.tree["right"][1](x), tree=lambda: nn.ModuleDict({
     "left": nn.ModuleList([nn.Linear(DIM, DIM)]), "right": nn.Sequential(nn.Identity(), nn.Linear(DIM, DIM))}))
-
-
-class Given(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(DIM, DIM)
-
-    def forward(self, *, x: Tensor, scale: float = 1.0, **more: Tensor) -> Any:
-        return {"out": self.inner(x) * scale, **more}
-
-
-written("keywords and a dictionary", lambda m, x: m.given(x=x, scale=0.5, rest=x)["out"], given=Given)
 
 
 # autograd
@@ -183,11 +146,7 @@ def _without_gradient(m: Any, x: Tensor) -> Tensor:
 
 written("a custom gradient", lambda m, x: Doubled.apply(x))
 written("a part without gradient", _without_gradient)
-written("a detached part", lambda m, x: x + x.detach().sin())
-written("checkpoint inside", lambda m, x: checkpoint(m.inner, x, use_reentrant=False),
-        inner=lambda: nn.Sequential(nn.Linear(DIM, DIM), nn.GELU(), nn.Linear(DIM, DIM)))
 written("a chain in place", lambda m, x: x.mul(2).add_(1).mul_(0.5).sigmoid_())
-written("written by index", lambda m, x: torch.zeros_like(x).index_add_(1, torch.tensor([1, 0, 3, 2]), x))
 
 
 @odd("a hook on a module")
@@ -198,20 +157,12 @@ def hooked() -> nn.Module:
     return module
 
 
-# random numbers
-
-written("dropout", lambda m, x: F.dropout(x, 0.5, m.training))
-written("noise", lambda m, x: x + torch.randn_like(x))
-written("Python's random numbers", lambda m, x: x * random.Random(0).random())
-
-
 # layers of torch
 
-
+written("dropout", lambda m, x: F.dropout(x, 0.5, m.training))
 written("attention", lambda m, x: m.attend(x, x, x, need_weights=False)[0],
         attend=lambda: nn.MultiheadAttention(DIM, 2, batch_first=True))
 written("an LSTM", lambda m, x: m.recur(x)[0], recur=lambda: nn.LSTM(DIM, DIM, batch_first=True))
-written("einsum", lambda m, x: torch.einsum("bsd,ed->bse", x, m.layer.weight))
 
 
 class Looked(nn.Module):
@@ -223,7 +174,5 @@ class Looked(nn.Module):
         return self.head(self.embed(tokens))
 
 
-odd("renormed embeddings", tokens=True)(
-    lambda: Looked(nn.Embedding(VOCAB, DIM, max_norm=1.0)))
-odd("sparse embeddings", tokens=True)(
-    lambda: Looked(nn.Embedding(VOCAB, DIM, sparse=True)))
+odd("renormed embeddings", tokens=True)(lambda: Looked(nn.Embedding(VOCAB, DIM, max_norm=1.0)))
+odd("sparse embeddings", tokens=True)(lambda: Looked(nn.Embedding(VOCAB, DIM, sparse=True)))

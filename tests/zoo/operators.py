@@ -5,19 +5,14 @@ from __future__ import annotations
 import importlib.util
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from zoo.models import DIM, written
+from zoo.models import written
 
 
 @torch.library.custom_op("zoo::cubed", mutates_args=())
 def cubed(x: Tensor) -> Tensor:
     return x ** 3
-
-
-@torch.library.custom_op("zoo::scaled_by", mutates_args=())
-def scaled_by(x: Tensor, weight: Tensor) -> Tensor:
-    return x * weight
 
 
 @torch.library.custom_op("zoo::counted", mutates_args=("steps",))
@@ -36,11 +31,6 @@ def without_backward(x: Tensor) -> Tensor:
     return x * 2
 
 
-@torch.library.custom_op("zoo::backward_without_context", mutates_args=())
-def backward_without_context(x: Tensor) -> Tensor:
-    return x * 2
-
-
 @torch.library.custom_op("zoo::of_another_shape", mutates_args=())
 def of_another_shape(x: Tensor) -> Tensor:
     return x * 2
@@ -49,15 +39,9 @@ def of_another_shape(x: Tensor) -> Tensor:
 cubed.register_fake(torch.empty_like)
 cubed.register_autograd(lambda ctx, grad: grad * 3 * ctx.saved_tensors[0] ** 2,
                         setup_context=lambda ctx, inputs, output: ctx.save_for_backward(inputs[0]))
-scaled_by.register_fake(lambda x, weight: torch.empty_like(x))
-scaled_by.register_autograd(
-    lambda ctx, grad: (grad * ctx.saved_tensors[1], (grad * ctx.saved_tensors[0]).sum((0, 1))),
-    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs))
 counted.register_fake(lambda x, steps: torch.empty_like(x))
 without_fake.register_autograd(lambda ctx, grad: grad * 2)
 without_backward.register_fake(torch.empty_like)
-backward_without_context.register_fake(torch.empty_like)
-backward_without_context.register_autograd(lambda ctx, grad: grad * 2)
 of_another_shape.register_fake(lambda x: x.new_empty(x.shape[:-1]))
 of_another_shape.register_autograd(lambda ctx, grad: grad * 2)
 
@@ -65,25 +49,14 @@ LIBRARY = torch.library.Library("zoo", "FRAGMENT")  # the older way
 LIBRARY.define("doubled_by_key(Tensor x) -> Tensor")
 LIBRARY.impl("doubled_by_key", lambda x: x * 2, "CPU")
 LIBRARY.impl("doubled_by_key", torch.empty_like, "Meta")
-LIBRARY.define("real_only(Tensor x) -> Tensor")
-LIBRARY.impl("real_only", lambda x: x * 2, "CPU")
 
-
-CAPTURED = "cannot be captured( at operators.py:.*)?: "
 written("an operator that the user defines", lambda m, x: cubed(x))
-written("an operator with a parameter", lambda m, x: scaled_by(x, m.scale),
-        scale=lambda: nn.Parameter(torch.ones(DIM)))
 written("an operator that writes a buffer", lambda m, x: x + counted(x.detach(), m.steps),
         steps=lambda: torch.zeros(()))
 written("an operator without a fake", lambda m, x: without_fake(x))
 written("an operator without a backward", lambda m, x: without_backward(x))
-written("an operator whose backward has no context", lambda m, x: backward_without_context(x))
 written("an operator whose fake is wrong", lambda m, x: of_another_shape(x))
 written("an operator of a library, by key", lambda m, x: torch.ops.zoo.doubled_by_key(x))
-written("an operator of a library, without a fake", lambda m, x: torch.ops.zoo.real_only(x))
-
-
-# Triton kernels
 
 
 def _launched(x: Tensor) -> Tensor:
@@ -94,5 +67,4 @@ def _launched(x: Tensor) -> Tensor:
 
 if importlib.util.find_spec("triton") is None:
     launched = torch.library.triton_op("zoo::launched", _launched, mutates_args=())
-    NO_TRITON = CAPTURED + "it calls a Triton kernel, and Triton is not installed: torch for GPUs brings it"
     written("an operator of a Triton kernel where Triton is not installed", lambda m, x: launched(x))

@@ -1,17 +1,21 @@
-"""Odd modules that keep, share, hook or write something between their steps, and odd ways through autograd."""
+"""Odd modules that keep something between their steps, in Python or in buffers, and share, hook or write it; odd ways
+through autograd.
+"""
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.utils.checkpoint import checkpoint
 
-from zoo.models import DIM, SEQ, Written, odd, written
+from zoo.models import DIM, Written, odd, written
 
 LINEAR = {"head": lambda: nn.Linear(DIM, DIM)}
 
@@ -25,6 +29,71 @@ def changed(change: Callable[[Any], Any], function: Callable[[Any, Tensor], Any]
         return module
 
     return make
+
+
+# attributes of the module
+
+
+def _appended(m: Any, x: Tensor) -> Tensor:
+    m.kept.append(x)
+    return x * len(m.kept)
+
+
+def _array_written(m: Any, x: Tensor) -> Tensor:
+    m.array[0] += 1
+    return x * torch.from_numpy(m.array)
+
+
+def _losses(m: Any, x: Tensor) -> Tensor:
+    m.losses.append(x.square().mean())
+    m.losses.append(x.abs().mean())
+    total = sum(m.losses)
+    m.losses.clear()
+    return x * total
+
+
+def _set_again(m: Any, x: Tensor) -> Tensor:
+    m.scale = 2
+    return x * m.scale
+
+
+written("activations in a list", _appended, kept=list)
+written("numbers taken from an iterator", lambda m, x: x * next(m.kept), kept=itertools.count)
+written("a generator of Python's random numbers", lambda m, x: x * m.kept.random(), kept=lambda: random.Random(0))
+written("an array that is written", _array_written, array=lambda: np.zeros(DIM, np.float32))
+written("losses in a list that is emptied", _losses, losses=list)
+written("a number that stays", _set_again, scale=lambda: 2)
+
+
+# outside of the module, and the last step's gradient
+
+CALLS = 0
+
+
+def _global_number(m: Any, x: Tensor) -> Tensor:
+    global CALLS
+    CALLS += 1
+    return x * CALLS
+
+
+def _closure() -> Callable[[Any, Tensor], Tensor]:
+    calls = 0
+
+    def function(m: Any, x: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        return x * calls
+
+    return function
+
+
+def _by_gradient(m: Any, x: Tensor) -> Tensor:
+    return x if m.layer.weight.grad is None else -x
+
+
+written("a number that is a global", _global_number)
+written("a number of a closure", _closure())
+written("a branch on the last gradient", _by_gradient)
 
 
 # averages, and what else is kept from step to step
@@ -42,11 +111,6 @@ def _last(m: Any, x: Tensor) -> Tensor:
     return found
 
 
-def _counted_in_a_list(m: Any, x: Tensor) -> Tensor:
-    m.counts[0] += 1
-    return x * m.counts[0]
-
-
 def _registered_late(m: Any, x: Tensor) -> Tensor:
     m.register_buffer("late", x.detach().mean((0, 1)))
     return x - m.late
@@ -54,7 +118,6 @@ def _registered_late(m: Any, x: Tensor) -> Tensor:
 
 written("a moving average of a weight", _average_of_a_weight, shadow=lambda: torch.zeros(DIM, DIM))
 written("the last step's activation", _last, seen=lambda: None)
-written("a counter in a list", _counted_in_a_list, counts=lambda: [0])
 written("a buffer of the forward", _registered_late)
 odd("a tensor that is no buffer")(
     changed(lambda m: object.__setattr__(m, "state", torch.zeros(())), lambda m, x: x * m.state.add_(1)))
@@ -71,15 +134,9 @@ def _halves(m: Any) -> None:
     m.left, m.right = nn.Parameter(both[:DIM]), nn.Parameter(both[DIM:])
 
 
-def _row(m: Any) -> None:
-    m.row = m.head.weight.data[0]
-
-
 odd("parameters that are views of one tensor")(changed(_halves, lambda m, x: x * m.left + m.right))
 odd("a buffer in a parameter's memory")(changed(
     lambda m: m.register_buffer("same", m.head.weight.data), lambda m, x: m.head(x) @ m.same))
-odd("a row of a parameter, kept")(changed(
-    _row, lambda m, x: m.head(x) * m.row))
 odd("two buffers in one memory")(changed(
     lambda m: [m.register_buffer(name, m.zero) for name in ("one", "two")],
     lambda m, x: m.one.add_(1) * 0 + x * m.two, zero=lambda: torch.zeros(())))
@@ -89,8 +146,7 @@ odd("two buffers in one memory")(changed(
 
 odd("a hook on a module's gradient")(changed(
     lambda m: m.head.register_full_backward_hook(lambda part, inner, outer: (inner[0] * 2,))))
-odd("a hook on a parameter")(
-    changed(lambda m: m.head.weight.register_hook(lambda grad: grad * 2)))
+odd("a hook on a parameter")(changed(lambda m: m.head.weight.register_hook(lambda grad: grad * 2)))
 odd("a hook after a parameter's gradient")(changed(
     lambda m: m.head.weight.register_post_accumulate_grad_hook(lambda p: None)))
 
@@ -145,13 +201,10 @@ def _autocast(m: Any, x: Tensor) -> Tensor:
         return m.head(x).float()
 
 
-def dropping() -> nn.Module:
-    return nn.Sequential(nn.Linear(DIM, DIM), nn.Dropout(0.5))
-
-
 written("a gradient inside", _gradient_inside)
 written("autocast inside", _autocast, **LINEAR)
-written("dropout in a checkpoint", lambda m, x: checkpoint(m.inner, x, use_reentrant=False), inner=dropping)
+written("dropout in a checkpoint", lambda m, x: checkpoint(m.inner, x, use_reentrant=False),
+        inner=lambda: nn.Sequential(nn.Linear(DIM, DIM), nn.Dropout(0.5)))
 written("a branch by torch.cond", lambda m, x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)))
 written("a number read from a tensor", lambda m, x: x * float(x.mean()))
 written("rows chosen by value", lambda m, x: x[x > 0])
@@ -173,4 +226,3 @@ written("a module in TorchScript", lambda m, x: m.script(x), script=lambda: torc
 written("a compiled module", lambda m, x: m.compiled(x), compiled=lambda: torch.compile(nn.Linear(DIM, DIM)))
 written("parameters smaller than the mesh", lambda m, x: m.wide(m.narrow(x)) + m.none.sum(),
         narrow=lambda: nn.Linear(DIM, 1), wide=lambda: nn.Linear(1, DIM), none=lambda: nn.Parameter(torch.empty(0)))
-written("a permutation that is drawn", lambda m, x: x[:, torch.randperm(SEQ)])

@@ -8,13 +8,7 @@ from workbench.graph.read.collectives import list_collectives
 from workbench.graph.read.cost import DEVICES, collective_ms, flops, node_flops, node_ms
 
 
-def test_matmuls_count_two_flop_a_product(fake4):
-    gm = two_layer_graph()
-    assert flops(gm) == {"aten.mm": 2 * (2 * 3 * 8 * 8)}
-
-
-@pytest.mark.parametrize("kv_heads", [8, 2])
-def test_attention_counts_query_heads_forward_and_backward(kv_heads):
+def test_attention_counts_query_heads_forward_and_backward():
     def attend(q, k, v):
         out = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, True)
         grad = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
@@ -22,12 +16,11 @@ def test_attention_counts_query_heads_forward_and_backward(kv_heads):
         return grad[0]
 
     gm = make_fx(attend)(torch.ones(2, 8, 64, 16), *(torch.ones(2, 8, 64, 16) for _ in range(2)))
-    if kv_heads != 8:  # the CPU kernel wants equal heads, the shapes alone decide
+    forward = 2 * 2 * 2 * 8 * 64 * 64 * 16
+    for kv_heads in (8, 2):  # the CPU kernel wants equal heads, the shapes alone decide
         for node in gm.graph.find_nodes(op="placeholder")[1:]:
             node.meta["val"] = torch.ones(2, kv_heads, 64, 16)
-    found = {n.name: node_flops(n) for n in gm.graph.nodes if node_flops(n)}
-    forward = 2 * 2 * 2 * 8 * 64 * 64 * 16
-    assert sorted(found.values()) == [forward, forward * 5 // 2]
+        assert sorted(filter(None, map(node_flops, gm.graph.nodes))) == [forward, forward * 5 // 2]
 
 
 def test_a_node_takes_the_longer_of_compute_and_memory(fake4):
@@ -39,8 +32,10 @@ def test_a_node_takes_the_longer_of_compute_and_memory(fake4):
     assert node_ms(mm, "h100") < node_ms(mm, spec) / 50
 
 
-def test_collectives_follow_the_ring_and_its_slowest_link(fake4):
-    one = list_collectives(two_layer_graph())[0]
+def test_matmuls_count_two_flop_a_product_and_collectives_follow_the_ring_and_its_slowest_link(fake4):
+    gm = two_layer_graph()
+    assert flops(gm) == {"aten.mm": 2 * (2 * 3 * 8 * 8)}
+    one = list_collectives(gm)[0]
     assert collective_ms(one, DEVICES["h100"]) == pytest.approx(0.010 + 256 * 3 / 4 / 450e9 * 1e3)
 
 

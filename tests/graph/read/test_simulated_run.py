@@ -9,19 +9,16 @@ from dataclasses import replace
 import pytest
 import torch
 
-from workbench import build, fake_world, load_recipe
 from workbench.errors import WorkbenchError
 from workbench.graph.read.cost import device_spec
 from workbench.graph.read.simulated_run import BEHIND_OTHERS, COMPUTE, HIDDEN, TAKEN, simulated
 from workbench.graph.read.timeline import costs_of, simulate
 
-RECIPE = load_recipe("llama3_block_bucketing").override({"mesh.tp": 2, "model.n_layers": 2})
-
 
 @pytest.fixture(scope="module")
-def record():
-    with fake_world(4) as world:
-        return build(RECIPE, world).records[-1]
+def record(tour):
+    """That of the bucketing."""
+    return tour.records[-1]
 
 
 def test_spans_add_up_to_the_schedulers_figures(record):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import operator
 from dataclasses import replace
 
-import pytest
 import torch
 from torch.fx import Graph
 
@@ -27,7 +26,7 @@ def chain(order: str) -> tuple[list, Costs]:
     return [nodes[k] for k in order], Costs(compute, collectives, groups, {nodes[k]: nodes[k.upper()] for k in "stuB"})
 
 
-@pytest.mark.parametrize(("order", "total", "exposed"), [
+ORDERS = [
     ("Ssab", 9.0, 4.0),  # nothing between
     ("Sasb", 7.0, 2.0),  # a hides half of it
     ("Sabs", 5.0, 0.0),
@@ -36,21 +35,33 @@ def chain(order: str) -> tuple[list, Costs]:
     ("aSbs", 6.0, 1.0),
     ("aBb", 9.0, 4.0),
     ("SaBbs", 11.0, 6.0),  # it queues behind S, and s finds S done
-])
-def test_compute_stands_still_for_what_is_not_there_yet(order, total, exposed):
-    found = simulate(*chain(order))
-    assert (found.now, found.exposed_ms) == (total, exposed)
-    assert found.now == found.compute_ms + found.exposed_ms
+]
 
 
-@pytest.mark.parametrize(("order", "delays", "total", "exposed", "delayed"), [
+def test_compute_stands_still_for_what_is_not_there_yet():
+    for order, total, exposed in ORDERS:
+        found = simulate(*chain(order))
+        assert (order, found.now, found.exposed_ms) == (order, total, exposed)
+        assert found.now == found.compute_ms + found.exposed_ms
+
+
+DELAYS = [
     ("Sps", 0.0, 4.0, 2.0, ""), ("Sps", 1.0, 6.0, 4.0, "S"), ("Sps", 0.5, 5.0, 3.0, "S"),
     ("pSs", 1.0, 6.0, 4.0, ""),  # the product has ended
     ("Scps", 1.0, 4.0, 1.0, ""),  # a kernel in between lets it begin
     ("Sppps", 1.0, 6.0, 0.0, "S"),  # one product delays it, and the next ones run beside it
     ("STppppst", 1.0, 12.0, 4.0, "ST"),  # T begins behind S, while a product runs, and waits for that one's end
-])
-def test_a_collective_waits_for_the_product_that_starts_with_it(order, delays, total, exposed, delayed):
+]
+
+
+def test_a_collective_waits_for_the_product_that_starts_with_it():
+    for order, delays, total, exposed, delayed in DELAYS:
+        found, starts = delayed_by(order, delays)
+        assert (order, found.now, found.exposed_ms) == (order, total, exposed)
+        assert found.delayed == {starts[k] for k in delayed}
+
+
+def delayed_by(order, delays):
     """p: products of 2 ms; c: another kernel, of 1 ms; S and T: collectives of 4 ms on one group."""
     graph = Graph()
     x = graph.placeholder("x")
@@ -64,6 +75,4 @@ def test_a_collective_waits_for_the_product_that_starts_with_it(order, delays, t
             waits[nodes[-1]] = starts[letter.upper()]
     launched = {n: 4.0 for k, n in starts.items() if k in order}
     spec = replace(DEVICES["h100"], product_delays=delays)
-    found = simulate(nodes, Costs(compute, launched, dict.fromkeys(launched, "g"), waits, spec))
-    assert (found.now, found.exposed_ms) == (total, exposed)
-    assert found.delayed == {starts[k] for k in delayed}
+    return simulate(nodes, Costs(compute, launched, dict.fromkeys(launched, "g"), waits, spec)), starts
