@@ -33,16 +33,6 @@ def test_a_graph_is_read_once_and_can_be_freed(fake4):
     assert gone() is None
 
 
-def test_a_fork_learns_for_itself():
-    known = Known(built=True)
-    asked = []
-    other = known.fork()
-    assert other.reading(asked.append) is None and known.reading(asked.append) is None
-    assert asked == [other, known] and known.reading(asked.append) is None and len(asked) == 2
-    other.no_values = "none"
-    assert known.no_values == "" and other.built
-
-
 def tagging(known, graph):
     """The record of a pass that only tags, whose effect counts the partitioned graphs."""
     contract = PassContract("tags", Stage.JOINT, Numerics.EXACT, "")

@@ -61,6 +61,15 @@ def first(rng: Random, sites: Iterable[Any], use: Callable[[Any], Any]) -> Any:
     return next((found for site in shuffled if (found := use(site)) is not None), None)
 
 
+def one_of(options: Callable[[GraphModule, Any], Iterable[Any]], change: Callable[[Any, Any], Any]) -> Any:
+    """An edit that makes `change(node, option)` with one of the options that the graph has for a node."""
+    def edit(gm: GraphModule, rng: Random, node: Any) -> Any:
+        found = list(options(gm, node))
+        return change(node, rng.choice(found)) if found else None
+
+    return edit
+
+
 # places
 
 
@@ -176,8 +185,14 @@ def drop(node: Node, instead: Node) -> list[str]:
     return names
 
 
-def with_argument(node: Node, place: int, value: Any) -> None:
+def with_argument(node: Node, place: int, value: Any) -> list[Any]:
     node.args = (*node.args[:place], value, *node.args[place + 1:])
+    return [node]
+
+
+def with_target(node: Node, target: Any) -> list[Any]:
+    node.target = target
+    return [node]
 
 
 def exchanged(rng: Random, items: Sequence[Any], alike: Callable[[Any, Any], bool]) -> list[Any] | None:

@@ -19,6 +19,7 @@ from mutants.edits import (
     inputs,
     insert,
     mutation,
+    one_of,
     order_of,
     pure,
     pure_floats,
@@ -26,6 +27,7 @@ from mutants.edits import (
     tensor_places,
     twins,
     with_argument,
+    with_target,
 )
 from torch.fx import GraphModule, Node
 
@@ -54,8 +56,7 @@ def rewire_argument(gm: GraphModule, rng: Random, node: Node):
     """One argument becomes an earlier value of the same shape and dtype."""
     for place in rng.sample(tensor_places(node), len(tensor_places(node))):
         if others := twins(earlier(gm, node), node.args[place]):
-            with_argument(node, place, rng.choice(others))
-            return [node]
+            return with_argument(node, place, rng.choice(others))
     return None
 
 
@@ -65,8 +66,7 @@ def rewire_across_shapes(gm: GraphModule, rng: Random, node: Node):
     for place in tensor_places(node):
         others = [n for n in earlier(gm, node) if face(n)[0] != face(node.args[place])[0]]  # type: ignore[index]
         if others:
-            with_argument(node, place, rng.choice(others))
-            return [node]
+            return with_argument(node, place, rng.choice(others))
     return None
 
 
@@ -76,8 +76,7 @@ def rewire_to_older(gm: GraphModule, rng: Random, node: Node):
     for place in tensor_places(node):
         older = twins(node.args[place].all_input_nodes, node.args[place])
         if older:
-            with_argument(node, place, older[0])
-            return [node]
+            return with_argument(node, place, older[0])
     return None
 
 
@@ -100,8 +99,7 @@ def zero_argument(gm: GraphModule, rng: Random, node: Node):
         return None
     place = rng.choice(places)
     zeros = insert(gm, node.prev, ATEN.zeros_like.default, node.args[place])
-    with_argument(node, place, zeros)
-    return [node, zeros]
+    return [*with_argument(node, place, zeros), zeros]
 
 
 @mutation("arguments", calls)
@@ -110,8 +108,7 @@ def swap_in_list(gm: GraphModule, rng: Random, node: Node):
     for place, value in enumerate(node.args):
         nodes = isinstance(value, list | tuple) and all(isinstance(v, Node) for v in value)
         if nodes and (items := exchanged(rng, value, are_twins)):
-            with_argument(node, place, items)
-            return [node]
+            return with_argument(node, place, items)
     return None
 
 
@@ -122,22 +119,13 @@ def drop_from_list(gm: GraphModule, rng: Random, node: Node):
         if isinstance(value, list | tuple) and len(value) > 1:
             items = list(value)
             del items[rng.randrange(len(items))]
-            with_argument(node, place, items)
-            return [node]
+            return with_argument(node, place, items)
     return None
 
 
-def _changed(kind: type, change):
-    """An edit that gives an operator `change` of one of its finite constants of exactly this type, other than 0."""
-    def edit(gm: GraphModule, rng: Random, node: Node):
-        places = [i for i, v in enumerate(node.args) if type(v) is kind and math.isfinite(v) and v]
-        if not places:
-            return None
-        place = rng.choice(places)
-        with_argument(node, place, change(node.args[place]))
-        return [node]
-
-    return edit
+def _constants(kind: type):
+    """The places of a node's finite constants of exactly this type, other than 0."""
+    return lambda gm, node: [i for i, v in enumerate(node.args) if type(v) is kind and math.isfinite(v) and v]
 
 
 for name, constant, change, about in (
@@ -147,7 +135,8 @@ for name, constant, change, about in (
     ("shift_integer", int, lambda v: v + 1,
      "An integer argument grows by one: a dimension, a bound of a slice, an exponent, an item's number."),
 ):
-    enter("constants", name, about, _changed(constant, change), calls)
+    enter("constants", name, about, one_of(
+        _constants(constant), lambda node, i, change=change: with_argument(node, i, change(node.args[i]))), calls)
 
 
 @mutation("constants", lambda gm: calls(gm, "aten.slice"))
@@ -163,45 +152,31 @@ def shift_slice(gm: GraphModule, rng: Random, node: Node):
     return [node] if by else None
 
 
-@mutation("constants", lambda gm: calls(gm, "operator.getitem"))
-def take_another_item(gm: GraphModule, rng: Random, node: Node):
-    """A reader of several results takes another one of the same shape and dtype."""
+def _other_items(gm: GraphModule, node: Node) -> list:
     source, item = node.args
-    others = [u.args[1] for u in source.users if op_name(u.target) == "operator.getitem" and u.args[1] != item
-              and face(u) == face(node)]
-    if not others:
-        return None
-    node.args = (source, rng.choice(others))
-    return [node]
+    return [u.args[1] for u in source.users if op_name(u.target) == "operator.getitem" and u.args[1] != item
+            and face(u) == face(node)]
 
 
-@mutation("constants", calls)
-def flip_flag(gm: GraphModule, rng: Random, node: Node):
-    """A true argument becomes false, or the other way."""
-    places = [i for i, v in enumerate(node.args) if isinstance(v, bool)]
-    if not places:
-        return None
-    place = rng.choice(places)
-    with_argument(node, place, not node.args[place])
-    return [node]
+enter("constants", "take_another_item", "A reader of several results takes another one of the same shape and dtype.",
+      one_of(_other_items, lambda node, item: with_argument(node, 1, item)),
+      lambda gm: calls(gm, "operator.getitem"))
+enter("constants", "flip_flag", "A true argument becomes false, or the other way.",
+      one_of(lambda gm, node: [i for i, v in enumerate(node.args) if isinstance(v, bool)],
+             lambda node, i: with_argument(node, i, not node.args[i])), calls)
 
 
 @mutation("constants", lambda gm: calls(gm, *SIZED))
 def permute_sizes(gm: GraphModule, rng: Random, node: Node):
     """Two sizes of a view, or two dimensions of a permutation, are exchanged."""
-    if len(node.args) < 2 or not isinstance(node.args[1], list | tuple):
-        return None
-    sizes = exchanged(rng, node.args[1], operator.ne)
-    if sizes is None:
-        return None
-    with_argument(node, 1, sizes)
-    return [node]
+    sizes = node.args[1] if len(node.args) > 1 and isinstance(node.args[1], list | tuple) else []
+    changed = exchanged(rng, sizes, operator.ne)
+    return with_argument(node, 1, changed) if changed else None
 
 
-@mutation("constants", lambda gm: calls(gm, "aten.t", "aten.permute", "aten.transpose"))
-def drop_transpose(gm: GraphModule, rng: Random, node: Node):
-    """A transposition is left out where the shape stays the same, or where readers must refuse it."""
-    return drop(node, node.args[0])
+enter("constants", "drop_transpose",
+      "A transposition is left out where the shape stays the same, or where readers must refuse it.",
+      lambda gm, rng, node: drop(node, node.args[0]), lambda gm: calls(gm, "aten.t", "aten.permute", "aten.transpose"))
 
 
 IN_PLACE = tuple(f"aten.{name}" for name in ("add", "mul", "sub", "div", "neg", "exp", "silu", "rsqrt"))
@@ -289,8 +264,7 @@ def write_in_place(gm: GraphModule, rng: Random, node: Node):
     overload = getattr(packet, node.target._overloadname, None)
     if overload is None or face(node.args[0]) != face(node):
         return None
-    node.target = overload
-    return [node, node.args[0]]
+    return [*with_target(node, overload), node.args[0]]
 
 
 @mutation("writes", lambda gm: [n for n in calls(gm) if written_inputs(n)])
@@ -337,31 +311,29 @@ OVERLOADS = {"dim_IntList": "dim", "dim": "dim_IntList", "Tensor_Scalar": "Scala
 SAME_VALUE = ("aten.alias", "aten.detach", "aten.view")
 
 
-@mutation("nodes", calls)
-def drop_node(gm: GraphModule, rng: Random, node: Node):
-    """A node is dropped, and its readers read one of its inputs of the same shape and dtype."""
-    others = twins(node.all_input_nodes, node)
-    if not others or not pure(node) or op_name(node.target) in SAME_VALUE:
-        return None
-    return drop(node, rng.choice(others))
+def _drops(node: Node) -> bool:
+    """Whether it shows where the node is left out."""
+    return pure(node) and op_name(node.target) not in SAME_VALUE
 
 
-@mutation("nodes", calls)
-def drop_and_leave_readers(gm: GraphModule, rng: Random, node: Node):
-    """A node is dropped, and its readers read an earlier value of another shape or dtype."""
-    others = [n for n in earlier(gm, node) if face(n) != face(node)]
-    if not pure(node) or not others or not face(node):
-        return None
-    return drop(node, rng.choice(others))
+def _of_another_face(gm: GraphModule, node: Node) -> list[Node]:
+    return [n for n in earlier(gm, node) if face(n) != face(node)] if pure(node) and face(node) else []
 
 
-@mutation("nodes", calls)
-def replace_by_stranger(gm: GraphModule, rng: Random, node: Node):
-    """All readers of a node read an earlier, unrelated value of the same shape and dtype."""
-    others = [n for n in twins(earlier(gm, node), node) if n not in node.all_input_nodes]
-    if not pure(node) or not others or not node.users:
-        return None
-    return [node, *reread(node, rng.choice(others))]
+def _strangers(gm: GraphModule, node: Node) -> list[Node]:
+    others = twins(earlier(gm, node), node) if pure(node) and node.users else []
+    return [n for n in others if n not in node.all_input_nodes]
+
+
+for name, options, change, about in (
+    ("drop_node", lambda gm, node: twins(node.all_input_nodes, node) if _drops(node) else [], drop,
+     "A node is dropped, and its readers read one of its inputs of the same shape and dtype."),
+    ("drop_and_leave_readers", _of_another_face, drop,
+     "A node is dropped, and its readers read an earlier value of another shape or dtype."),
+    ("replace_by_stranger", _strangers, lambda node, other: [node, *reread(node, other)],
+     "All readers of a node read an earlier, unrelated value of the same shape and dtype."),
+):
+    enter("nodes", name, about, one_of(options, change), calls)
 
 
 @mutation("nodes", lambda gm: [n for n in calls(gm) if pure(n)])
@@ -417,23 +389,22 @@ def move_in_bounds(gm: GraphModule, rng: Random, node: Node):
     return [node]
 
 
-@mutation("operators", lambda gm: [n for n in calls(gm, *(f"aten.{u}" for u in UNARY)) if len(n.args) == 1])
-def retarget_unary(gm: GraphModule, rng: Random, node: Node):
-    """An operator of one tensor becomes another one, such as silu for gelu's place."""
-    name = op_name(node.target).removeprefix("aten.")
-    node.target = getattr(ATEN, rng.choice([u for u in UNARY if u != name])).default
-    return [node]
+def _unary(gm: GraphModule, node: Node) -> list:
+    return [getattr(ATEN, name).default for name in UNARY if f"aten.{name}" != op_name(node.target)]
 
 
-@mutation("operators", calls)
-def retarget_binary(gm: GraphModule, rng: Random, node: Node):
-    """A sum becomes a difference, a product or a quotient, or the other way."""
+def _binary(gm: GraphModule, node: Node) -> list:
     name = str(node.target).removeprefix("aten.")
     if name not in BINARY or node.kwargs or not floating(node):
-        return None
-    packet, overload = rng.choice([b for b in BINARY if b != name]).split(".")
-    node.target = getattr(getattr(ATEN, packet), overload)
-    return [node]
+        return []
+    return [getattr(getattr(ATEN, b.split(".")[0]), b.split(".")[1]) for b in BINARY if b != name]
+
+
+enter("operators", "retarget_unary", "An operator of one tensor becomes another one, such as silu for gelu's place.",
+      one_of(_unary, with_target),
+      lambda gm: [n for n in calls(gm, *(f"aten.{u}" for u in UNARY)) if len(n.args) == 1])
+enter("operators", "retarget_binary", "A sum becomes a difference, a product or a quotient, or the other way.",
+      one_of(_binary, with_target), calls)
 
 
 @mutation("operators", lambda gm: calls(gm, *TWINS))
@@ -441,7 +412,4 @@ def retarget_twin(gm: GraphModule, rng: Random, node: Node):
     """An operator becomes its neighbour with the same arguments: ge for gt, sum for mean, amax for amin."""
     packet, overload = getattr(ATEN, TWINS[op_name(node.target)]), node.target._overloadname
     names = [name for name in packet.overloads() if name in (overload, OVERLOADS.get(overload))]
-    if not names:
-        return None
-    node.target = getattr(packet, names[0])
-    return [node]
+    return with_target(node, getattr(packet, names[0])) if names else None

@@ -15,6 +15,7 @@ from mutants.edits import (
     insert,
     is_start,
     mutation,
+    one_of,
     order_of,
     pure,
     reread,
@@ -33,58 +34,52 @@ def _waits(gm: GraphModule) -> list[Node]:
     return calls(gm, "_c10d_functional.wait_tensor")
 
 
-@mutation("waits", _waits)
-def lose_wait(gm: GraphModule, rng: Random, node: Node):
-    """A wait is lost, and its readers read the running collective."""
+def _lost(gm: GraphModule, rng: Random, node: Node):
     start = node.args[0]
     name, *readers = drop(node, start)
     return [name, start, *readers]
 
 
-@mutation("waits", _waits)
-def read_before_wait(gm: GraphModule, rng: Random, node: Node):
-    """One reader reads the running collective in the place of its wait."""
-    if not node.users:
-        return None
-    user = rng.choice(list(node.users))
+def _read_early(node: Node, user: Node):
     user.replace_input_with(node, node.args[0])
     return [node, node.args[0], user]
 
 
-@mutation("waits", _waits)
-def wait_early(gm: GraphModule, rng: Random, node: Node):
-    """A wait is moved to just behind its collective, so that nothing runs beside it."""
+def _moved_up(gm: GraphModule, rng: Random, node: Node):
     if node.prev is node.args[0]:
         return None
     node.args[0].append(node)
     return [node]
 
 
-@mutation("waits", _waits)
-def wait_twice(gm: GraphModule, rng: Random, node: Node):
-    """A wait is waited for once more, and readers read the second wait."""
+def _waited_twice(gm: GraphModule, rng: Random, node: Node):
     again = insert(gm, node, node.target, node)
     reread(node, again)
     return [node, again]
 
 
-@mutation("waits", _waits)
-def wait_for_nothing(gm: GraphModule, rng: Random, node: Node):
-    """A collective gets a second wait that nothing reads."""
-    return [node, insert(gm, node, node.target, node.args[0])]
-
-
-@mutation("waits", _waits)
-def wait_for_another(gm: GraphModule, rng: Random, node: Node):
-    """A wait waits for another collective of the same shape, whose wait waits for the first."""
+def _crossed(gm: GraphModule, node: Node) -> list[Node]:
     order = order_of(gm)
-    others = [w for w in twins(_waits(gm), node)
-              if order[w.args[0]] < order[node] and order[node.args[0]] < order[w]]
-    if not others:
-        return None
-    other = rng.choice(others)
+    return [w for w in twins(_waits(gm), node) if order[w.args[0]] < order[node] and order[node.args[0]] < order[w]]
+
+
+def _exchange(node: Node, other: Node):
     node.args, other.args = other.args, node.args
     return [node, other]
+
+
+for name, edit, about in (
+    ("lose_wait", _lost, "A wait is lost, and its readers read the running collective."),
+    ("read_before_wait", one_of(lambda gm, node: node.users, _read_early),
+     "One reader reads the running collective in the place of its wait."),
+    ("wait_early", _moved_up, "A wait is moved to just behind its collective, so that nothing runs beside it."),
+    ("wait_twice", _waited_twice, "A wait is waited for once more, and readers read the second wait."),
+    ("wait_for_nothing", lambda gm, rng, node: [node, insert(gm, node, node.target, node.args[0])],
+     "A collective gets a second wait that nothing reads."),
+    ("wait_for_another", one_of(_crossed, _exchange),
+     "A wait waits for another collective of the same shape, whose wait waits for the first."),
+):
+    enter("waits", name, about, edit, _waits)
 
 
 def _given(name: str, change):
@@ -93,10 +88,7 @@ def _given(name: str, change):
         names = [a.name for a in node.target._schema.arguments]  # type: ignore[union-attr]
         place = names.index(name) if name in names else len(node.args)
         new = change(gm, rng, node.args[place]) if place < len(node.args) else None
-        if new is None:
-            return None
-        with_argument(node, place, new)
-        return [node]
+        return with_argument(node, place, new) if new is not None else None
 
     return edit
 
@@ -154,15 +146,14 @@ def exchange_operands(gm: GraphModule, rng: Random, node: Node):
     return [node, mine, theirs, *(start for start, shard in shards.items() if shard is theirs)]
 
 
-@mutation("collectives", _waits)
-def take_another_result(gm: GraphModule, rng: Random, node: Node):
-    """The readers of a collective's result read that of an earlier collective of the same shape."""
+def _earlier_waits(gm: GraphModule, node: Node) -> list[Node]:
     order = order_of(gm)
-    others = [w for w in twins(_waits(gm), node) if order[w] < order[node]]
-    if not others or not node.users:
-        return None
-    other = rng.choice(others)
-    return [node, other, *reread(node, other)]
+    return [w for w in twins(_waits(gm), node) if order[w] < order[node]] if node.users else []
+
+
+enter("collectives", "take_another_result",
+      "The readers of a collective's result read that of an earlier collective of the same shape.",
+      one_of(_earlier_waits, lambda node, other: [node, other, *reread(node, other)]), _waits)
 
 
 def _waited(gm: GraphModule) -> list[Node]:

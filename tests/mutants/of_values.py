@@ -20,6 +20,7 @@ from mutants.edits import (
     insert,
     is_start,
     mutation,
+    one_of,
     pure,
     reread,
     twins,
@@ -139,11 +140,8 @@ def swap_inputs(gm: GraphModule, rng: Random, node: Node):
     return [node, other]
 
 
-@mutation("inputs", inputs)
-def drop_input(gm: GraphModule, rng: Random, node: Node):
-    """An input is dropped, and its readers read another one."""
-    others = [n for n in inputs(gm) if n is not node and face(n)]
-    return drop(node, rng.choice(others)) if others and node.users else None
+enter("inputs", "drop_input", "An input is dropped, and its readers read another one.",
+      one_of(lambda gm, node: [n for n in inputs(gm) if n is not node and face(n)] if node.users else [], drop), inputs)
 
 
 def _outputs(gm: GraphModule) -> list:

@@ -15,11 +15,6 @@ def authored(fake4):
     return author(small(FSDP_TP), fake4)
 
 
-@pytest.fixture(scope="module")
-def two_layers(fake4):
-    return author(small(FSDP_TP, layers=2), fake4)
-
-
 @pytest.fixture(scope="session")
 def captured_once():
     """`captured_once(authored)`: a fork of the model's one capture."""

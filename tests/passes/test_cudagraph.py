@@ -73,21 +73,40 @@ def same(one, other):
     return all(torch.equal(a, b) for x, y in zip(one, other, strict=True) for a, b in zip(x, y, strict=True))
 
 
+@pytest.fixture(scope="module")
+def plain():
+    """What six steps without the pass give."""
+    return train(build()[0])
+
+
 @pytest.mark.parametrize("warmup", [1, 3])
-def test_warm_up_then_record_then_replay_bitwise(stand, warmup):
-    plain = train(build()[0])
+def test_warm_up_then_record_then_replay_bitwise(stand, plain, warmup):
     step, (record,) = build({"name": "cudagraph", "warmup": warmup})
+    forward, backward = record.after
     assert record.outcome is Outcome.UNKNOWN and "nothing was replayed yet" in record.verdict("effect").message
+    with pytest.raises(WorkbenchError, match=f"nothing is recorded yet: run {warmup + 1} steps first"):
+        forward.replay_alone()
+    # parameters and the buffer stay where they are, x and y are copied; then saved tensors stay, the tangent is copied
+    static, copied = forward.facts.static, forward.facts.copied
+    assert [x.parameter for x in static] == ["up.weight", "up.bias", "down.weight", "down.bias", "scale"]
+    assert [(x.shape, x.bytes) for x in copied] == [((3, 4), 48)] * 2
+    assert [(x.shape, x.bytes, x.parameter) for x in backward.facts.copied] == [((), 4, "")]
+    assert {forward.facts.pool_bytes, backward.facts.pool_bytes} == {None}
+    calls = [n for n in record.before[0].graph.graph.nodes if n.op == "call_function"]
+    assert 5 <= forward.facts.launches_before < len(calls)  # the transposes start nothing
     assert same(train(step), plain)
     assert stand.recorded == 2
     found = record.verdict("effect")
-    assert found.outcome is Outcome.PASS
-    # parameters and the buffer stay where they are, x and y are copied; then saved tensors stay, the tangent is copied
-    assert found.evidence["replays"] == [6 - warmup] * 2 and found.evidence["copied_inputs"] == [2, 1]
-    assert found.evidence["fixed_inputs"][0] == 5
+    assert found.outcome is Outcome.PASS and found.evidence["replays"] == [6 - warmup] * 2
+    assert found.evidence["copied_inputs"] == [2, 1] and found.evidence["fixed_inputs"][0] == 5
+    assert (forward.facts.pool_bytes, backward.facts.pool_bytes) == (148, 452)  # its outputs
+    assert {x.address for x in forward.facts.inputs} == {None}  # a CPU's addresses are nobody's business
+    forward._outputs[0].fill_(7.0)
+    forward.replay_alone()
+    assert forward._outputs[0] != 7.0
 
 
-def test_what_is_held_is_not_overwritten_in_silence(stand):
+def test_what_is_held_is_not_overwritten_in_silence_and_after_close_a_call_is_refused(stand):
     step, _ = build("cudagraph")
     train(step, 4)
     with pytest.raises(WorkbenchError, match=r"a gradient of the last step is still held, .*zero_grad"):
@@ -97,6 +116,11 @@ def test_what_is_held_is_not_overwritten_in_silence(stand):
     with pytest.raises(WorkbenchError, match="what the last step saved is still held"):
         step(*batch(1))
     loss.backward()
+    step.close()
+    step.close()
+    assert stand.closed == 2  # each body once
+    with pytest.raises(WorkbenchError, match="it is closed: build the step again"):
+        step(*batch(0))
 
 
 def test_a_backward_that_runs_twice_does_not_record_before_its_forward(stand):
@@ -142,12 +166,12 @@ def over_what_was_saved(plain):
     return body
 
 
-def test_a_gradient_that_is_written_over_what_was_saved_is_right_and_not_overwritten_in_silence(monkeypatch):
+def test_a_gradient_that_is_written_over_what_was_saved_is_right_and_not_overwritten_in_silence(monkeypatch, plain):
     monkeypatch.setattr(cuda_graphs, "Recorder", SharesMemory)
     step, (record,) = build("cudagraph")
     backward = record.after[1].body
     backward.function = over_what_was_saved(backward.function)
-    assert same(train(step), train(build()[0]))
+    assert same(train(step), plain)
     step(*batch(0)).backward()
     kept = step.module.up.bias.grad
     was = kept.clone()
@@ -170,30 +194,9 @@ def test_a_replay_reads_the_memory_that_was_recorded_and_debug_finds_a_parameter
         assert step(*batch(0)).item() == before  # still what lies at the old address
 
 
-def test_after_close_a_call_is_refused(stand):
-    step, _ = build("cudagraph")
-    train(step, 4)
-    step.close()
-    step.close()
-    assert stand.closed == 2  # each body once
-    with pytest.raises(WorkbenchError, match="it is closed: build the step again"):
-        step(*batch(0))
-
-
 class Noisy(MLP):
     def forward(self, x, y):
         return super().forward(nn.functional.dropout(x, 0.5), y)
-
-
-def test_a_recording_is_launched_alone_only_after_it_was_made(stand):
-    step, (record,) = build("cudagraph")
-    forward = record.after[0]
-    with pytest.raises(WorkbenchError, match="nothing is recorded yet: run 3 steps first"):
-        forward.replay_alone()
-    train(step)
-    forward._outputs[0].fill_(7.0)
-    forward.replay_alone()
-    assert forward._outputs[0] != 7.0
 
 
 def test_random_numbers_are_refused_by_name(stand):
@@ -216,22 +219,6 @@ def test_a_fake_world_shows_the_passes_before_it():
     found = {v.check: v for v in report.pass_row("cudagraph").verdicts}
     assert found["effect"].outcome is Outcome.UNKNOWN and report.ok
     assert report.pass_row("transformer_block_bucketing").verdicts[1].outcome is Outcome.PASS
-
-
-def test_what_a_replay_takes_is_known_before_and_its_memory_after(stand):
-    step, (record,) = build({"name": "cudagraph", "warmup": 1})
-    forward, backward = (body.facts for body in record.after)
-    assert [x.parameter for x in forward.static] == ["up.weight", "up.bias", "down.weight", "down.bias", "scale"]
-    assert [(x.shape, x.bytes) for x in forward.copied] == [((3, 4), 48)] * 2
-    assert [(x.shape, x.bytes, x.parameter) for x in backward.copied] == [((), 4, "")]  # the tangent of the loss
-    assert {forward.pool_bytes, backward.pool_bytes} == {None}
-    calls = [n for n in record.before[0].graph.graph.nodes if n.op == "call_function"]
-    assert 5 <= forward.launches_before < len(calls) and forward.unit == "operators"  # the transposes start nothing
-    train(step, 4)
-    forward, backward = (body.facts for body in record.after)
-    assert (forward.pool_bytes, backward.pool_bytes) == (148, 452)  # its outputs
-    assert forward.replays == backward.replays == 3
-    assert {x.address for x in forward.inputs} == {None}  # a CPU's addresses are nobody's business
 
 
 @pytest.mark.gpu

@@ -54,10 +54,8 @@ def gather(x: torch.Tensor) -> torch.Tensor:
     return all_gather_tensor_autograd(x, 0, dist.group.WORLD)
 
 
-def made(
-    name: str, block: Block, layers: int, width: int, ranks: int, axis: str, options: dict[str, Any] | None,
-    clip: float | None,
-) -> tuple[list[str], ...]:
+def made(name: str, block: Block, layers: int, width: int, ranks: int, axis: str, options: dict[str, Any] | None,
+         clip: float | None) -> tuple[list[str], ...]:
     """What the pass makes of forward and backward, or of the whole step, without values; the graphs without it where
     options is None.
     """

@@ -12,16 +12,7 @@ from on_ranks import FSDP_TP, small
 from torch._inductor.utils import is_collective, is_wait
 from torch.fx import Graph, GraphModule
 
-from workbench import (
-    World,
-    author,
-    build,
-    capture,
-    load_recipe,
-    partition,
-    register_pass,
-    run_partitioned,
-)
+from workbench import World, author, build, capture, load_recipe, partition, register_pass, run_partitioned
 from workbench.checks.verdicts import Outcome
 from workbench.graph.list_schedule import constraints, schedule
 from workbench.graph.read.collectives import exposed_in_node_order
@@ -33,27 +24,19 @@ from workbench.torch_api.inductor import kept_order, lowering
 pytestmark = pytest.mark.integration
 
 BLOCKS, OVERLAP, aten = "transformer_block_bucketing", "overlap_collectives", torch.ops.aten
-SIZES = {"model.n_layers": 2, "data.seq_len": 512, "data.batch_per_rank": 8, "model.dim": 512, "model.ffn_dim": 2048}
+SIZES = {"data.seq_len": 512, "data.batch_per_rank": 8, "model.dim": 512, "model.ffn_dim": 2048}
 
 
 @pytest.fixture(scope="module")
 def pairs(fake4):
-    """Forward and backward, sizes at which matmuls are as long as collectives, and the records of the passes.
+    """Forward and backward with buckets, and with overlap behind these, and its record.
 
-    The last pass runs each time, those before it once.
+    Sizes at which matmuls are as long as collectives.
     """
-    kept = {(): (partition(capture(author(small(FSDP_TP).override(SIZES), fake4))), [])}
-
-    def make(*specs):
-        if not specs:
-            return kept[()][0].fork(), []
-        *first, last = specs
-        if (key := tuple(first)) not in kept:
-            kept[key] = make(*first)
-        made = kept[key][0].fork()
-        return made, kept[key][1] + run_partitioned(made, [last])[0]
-
-    return make
+    plain = partition(capture(author(small(FSDP_TP).override(SIZES), fake4)))
+    run_partitioned(plain, [BLOCKS])
+    made = plain.fork()
+    return plain, made, run_partitioned(made, [OVERLAP])[0][0]
 
 
 def tp_exposed(gm):
@@ -61,10 +44,9 @@ def tp_exposed(gm):
 
 
 def test_less_is_exposed_and_every_node_is_still_there(pairs):
-    plain, _ = pairs(BLOCKS)
-    made, records = pairs(BLOCKS, OVERLAP)
-    assert records[-1].outcome is Outcome.PASS
-    was, now = records[-1].verdict("effect").evidence["exposed_ms"]
+    plain, made, record = pairs
+    assert record.outcome is Outcome.PASS
+    was, now = record.verdict("effect").evidence["exposed_ms"]
     assert now < 0.8 * was
     for before, after in zip(plain.graphs, made.graphs, strict=True):
         assert sorted(n.name for n in before.graph.nodes) == sorted(n.name for n in after.graph.nodes)
@@ -77,7 +59,7 @@ def test_less_is_exposed_and_every_node_is_still_there(pairs):
 
 
 def test_a_short_horizon_moves_little(pairs):
-    plain, _ = pairs(BLOCKS)
+    plain, _, _ = pairs
 
     def moved(horizon):
         costs = costs_of(plain.backward, "h100")

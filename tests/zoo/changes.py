@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 from zoo.models import DIM, Written, odd, written
@@ -25,7 +24,6 @@ def asked(name: str, ask: Callable[[Any, Tensor], Any]) -> None:
 asked("is_compiling", lambda m, x: torch.compiler.is_compiling())
 asked("deterministic algorithms", lambda m, x: torch.are_deterministic_algorithms_enabled())
 asked("is_leaf of a weight", lambda m, x: m.layer.weight.is_leaf)
-asked("requires_grad of an activation", lambda m, x: x.requires_grad)
 asked("the grad_fn of an activation", lambda m, x: x.grad_fn is None)
 asked("the gradient of an activation", lambda m, x: x.grad is None)
 asked("whether a weight is a parameter", lambda m, x: isinstance(m.layer.weight, nn.Parameter))
@@ -92,12 +90,6 @@ changing("what the forward does not read", lambda m, x: x * m.kept[0], lambda m:
 # generators, and other ways
 
 
-class DoublesSines(TorchFunctionMode):
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = function(*args, **(kwargs or {}))
-        return found * 2 if function is torch.sin else found
-
-
 def _seeded(m: Any, x: Tensor) -> Tensor:
     torch.manual_seed(3)
     return x * torch.rand(DIM)
@@ -108,22 +100,14 @@ def _forked(m: Any, x: Tensor) -> Tensor:
         return x * torch.rand(DIM)
 
 
-def _doubled_sines(m: Any, x: Tensor) -> Tensor:
-    with DoublesSines():
-        return torch.sin(x)
-
-
-def both(name: str, function: Callable[[Any, Tensor], Any]) -> None:
-    odd(name, traced=True)(lambda: Written(function))
-
-
-both("a seed in the forward", _seeded)
-both("a fork of the generator", _forked)
-both("the initial seed", lambda m, x: x * (torch.initial_seed() % 7))
-both("a tensor that is formatted", lambda m, x: x * len(str(x)))
-both("a mode of torch's functions", _doubled_sines)
-both("a function's gradient", lambda m, x: torch.func.grad(lambda y: y.pow(3).sum())(x))
-both("layers that are dropped at random", lambda m, x: x * (torch.rand(()) < 0.5))
+for name, function in {
+    "a seed in the forward": _seeded, "a fork of the generator": _forked,
+    "the initial seed": lambda m, x: x * (torch.initial_seed() % 7),
+    "a tensor that is formatted": lambda m, x: x * len(str(x)),
+    "a function's gradient": lambda m, x: torch.func.grad(lambda y: y.pow(3).sum())(x),
+    "layers that are dropped at random": lambda m, x: x * (torch.rand(()) < 0.5),
+}.items():
+    odd(name, traced=True)(lambda function=function: Written(function))
 written("a checkpoint that draws again", lambda m, x: checkpoint(
     lambda y: F.dropout(y, 0.5).sin(), x, use_reentrant=False, preserve_rng_state=False))
 written("a checkpoint without a generator that draws nothing", lambda m, x: checkpoint(

@@ -81,15 +81,9 @@ def _python_counter(m: Any, x: Tensor) -> Tensor:
     return x * m.calls
 
 
-def _keeps_activation(m: Any, x: Tensor) -> Tensor:
-    m.seen = x
-    return x * 2
-
-
 written("a counter", _counts, steps=lambda: torch.zeros(()))
 written("a rebound average", _rebinds, mean=lambda: torch.zeros(DIM))
 written("a Python counter", _python_counter, calls=lambda: 0)
-written("an activation kept for a caller", _keeps_activation)
 written("batch norm", lambda m, x: m.norm(x.flatten(0, 1)), norm=lambda: nn.BatchNorm1d(DIM))
 written("layer norm", lambda m, x: m.norm(x), norm=lambda: nn.LayerNorm(DIM))
 

@@ -61,13 +61,6 @@ def _swapped(m: Any, x: Tensor) -> Tensor:
     return found
 
 
-def _old_deviation(m: Any, x: Tensor) -> Tensor:
-    found = x / (m.mean + 1e-3).sqrt()
-    with torch.no_grad():
-        m.mean.lerp_(x.var((0, 1)), 0.1)
-    return found
-
-
 def _checkpointed(m: Any, x: Tensor) -> Tensor:
     def function(x: Tensor) -> Tensor:
         return x.sin() * m.mean.add_(1)
@@ -76,10 +69,7 @@ def _checkpointed(m: Any, x: Tensor) -> Tensor:
 
 
 ONES = {"mean": lambda: torch.ones(DIM)}
-written("a deviation before it is followed", _old_deviation, **ONES)
 written("a buffer written in a checkpoint", _checkpointed, **ONES)
-written("a buffer read in a checkpoint", lambda m, x: checkpoint(lambda x: x.sin() * m.mean, x, use_reentrant=False),
-        **ONES)
 written("buffers that change places", _swapped, **ONES, other=lambda: torch.zeros(DIM))
 
 

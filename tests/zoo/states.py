@@ -44,25 +44,10 @@ def _array_written(m: Any, x: Tensor) -> Tensor:
     return x * torch.from_numpy(m.array)
 
 
-def _losses(m: Any, x: Tensor) -> Tensor:
-    m.losses.append(x.square().mean())
-    m.losses.append(x.abs().mean())
-    total = sum(m.losses)
-    m.losses.clear()
-    return x * total
-
-
-def _set_again(m: Any, x: Tensor) -> Tensor:
-    m.scale = 2
-    return x * m.scale
-
-
 written("activations in a list", _appended, kept=list)
 written("numbers taken from an iterator", lambda m, x: x * next(m.kept), kept=itertools.count)
 written("a generator of Python's random numbers", lambda m, x: x * m.kept.random(), kept=lambda: random.Random(0))
 written("an array that is written", _array_written, array=lambda: np.zeros(DIM, np.float32))
-written("losses in a list that is emptied", _losses, losses=list)
-written("a number that stays", _set_again, scale=lambda: 2)
 
 
 # outside of the module, and the last step's gradient

@@ -202,5 +202,5 @@ def test_a_refusal_of_several_sentences_is_seen() -> None:
 
 
 def test_the_zoo_is_large_and_a_difference_is_seen(pool2: Any) -> None:
-    assert len(ZOO) >= 125 and len(TRACED) >= 25 and [n for n, odd in ZOO.items() if cut_of(made(odd))] == CUTTABLE
+    assert len(ZOO) >= 115 and len(TRACED) >= 25 and [n for n, odd in ZOO.items() if cut_of(made(odd))] == CUTTABLE
     assert [outcome for outcome, _ in pool2.run(tried, "layer norm", MESHES["fsdp"], True)] == ["fixed"] * 2

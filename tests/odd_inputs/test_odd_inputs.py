@@ -1,0 +1,158 @@
+"""Odd recipes, overrides, machine files and traces: each is used, or refused by name in a sentence."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+import torch
+from hypothesis import strategies as st
+from odd import damaged, edited, edits, holds, is_a_sentence, json_values, python_values, toml_values, words
+
+from workbench.cli import main
+from workbench.errors import WorkbenchError
+from workbench.lab.traces import read_order
+from workbench.pipeline.build import build
+from workbench.recipe.contracts import CONTRACTS
+from workbench.recipe.edits import all_keys
+from workbench.recipe.recipe import Recipe, diff_recipes, load_recipe, parse_recipe, recipe_names, recipes_dir
+from workbench.torch_api.devices.profile import MACHINES, load_profile, measured_spec
+from workbench.world.fake import fake_world
+
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
+
+FILES = {name: (recipes_dir() / f"{name}.toml").read_bytes() for name in recipe_names()}
+TABLES = {name: tomllib.loads(text.decode()) for name, text in FILES.items()}
+names = st.sampled_from(sorted(FILES))
+OPTIONS = [f"{where}.{name}.{option}" for where in ("passes", "joint_passes")
+           for name, contract in CONTRACTS.items() for option in contract.options.model_fields]
+keys = st.one_of(st.sampled_from(all_keys(Recipe)), st.sampled_from(OPTIONS), words,
+                 st.sampled_from(["", ".", "model", "model.", ".dim", "model.dim.x", "passes", "passes.", "mesh.tp.0"]))
+LARGE_TOML = [b"a = " + b"[" * 100_000, b"a = " + b"9" * 5000, b"a." * 5000 + b"b = 1",
+              b'name = "' + b"x" * 10**6 + b'"']
+LARGE_JSON = [b"[" * 99_999, b'{"a":' * 99_999, b"9" * 5000, b"", b"null", b"3", b"\xff\xfe", b"[]", b"{}"]
+
+
+def odd_json(data: Any) -> st.SearchStrategy[bytes]:
+    """JSON text of `data` with odd values in it, or damaged."""
+    return st.one_of(edits(json_values).map(lambda changes: json.dumps(edited(data, changes)).encode()),
+                     damaged(json.dumps(data, indent=1).encode()), st.sampled_from(LARGE_JSON))
+
+
+def refused(act: Callable[[], Any], *named: str) -> Any:
+    """What `act` gives; None where it refuses."""
+    try:
+        return act()
+    except WorkbenchError as error:
+        is_a_sentence(str(error), *named)
+        return None
+
+
+def test_a_recipe_with_odd_values_or_damages_is_read_and_can_be_written_again_or_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "odd.toml"
+
+    def check(text: bytes) -> None:
+        path.write_bytes(text)
+        try:
+            recipe = load_recipe(path)
+        except WorkbenchError as error:
+            assert str(error).startswith(str(path))
+            is_a_sentence(str(error))
+            return
+        again = parse_recipe(tomllib.loads(recipe.to_toml()), "again")
+        assert again == recipe and diff_recipes(again, recipe) == []
+
+    holds(5000, lambda name, changes: check(tomli_w.dumps(edited(TABLES[name], changes)).encode()), names,
+          edits(toml_values))
+    holds(5000, check, st.one_of(names.flatmap(lambda name: damaged(FILES[name])), st.binary(max_size=60),
+                                 st.sampled_from(LARGE_TOML)))
+
+
+def test_an_override_is_taken_or_refused_with_its_key() -> None:
+    def check(name: str, changes: dict[str, Any]) -> None:
+        recipe = refused(lambda: load_recipe(name).override(changes), name)
+        assert recipe is None or parse_recipe(tomllib.loads(recipe.to_toml()), "again") == recipe
+
+    holds(5000, check, names, st.dictionaries(keys, st.one_of(words, json_values, python_values), min_size=1,
+                                              max_size=3))
+
+
+def test_a_calibration_is_a_device_or_is_refused(tmp_path: Path) -> None:
+    """Whatever the file says, times are positive numbers."""
+    data, path = json.loads((MACHINES / "h200x2.json").read_text()), tmp_path / "machine.json"
+    few = {**data, "matmuls": data["matmuls"][:9], "attentions": data["attentions"][:4], "moves": data["moves"][:3],
+           "collectives": data["collectives"][:4]}  # so that an edit of the other fields is as likely
+
+    def check(text: bytes) -> None:
+        path.write_bytes(text)
+        device = refused(lambda: measured_spec("machine", load_profile(path)), "machine")
+        if device is not None:
+            times = [device.product_ms(2e9, 1024, 1000, torch.bfloat16), device.moving_ms(12_345.0),
+                     device.attention_ms(1e9, 512, 64, True, torch.bfloat16),
+                     device.sending_ms("all_gather", 2, 9)]
+            assert all(0 < ms < float("inf") for ms in times) and device.trust
+
+    holds(5000, check, odd_json(few))
+
+
+def test_a_valid_recipe_with_odd_sizes_builds_or_is_refused() -> None:
+    def check(name: str, changes: dict[str, int]) -> None:
+        def made() -> Any:
+            recipe = load_recipe(name).override({"model.n_layers": 1, "data.batch_per_rank": 1, **changes})
+            with fake_world(recipe.mesh.world_size) as world:
+                return build(recipe, world)
+
+        refused(made)
+
+    small = st.integers(1, 9)
+    holds(150, check, st.sampled_from(["llama3", "llama3_fsdp", "llama3_tp", "llama3_block_bucketing", "tour"]),
+          st.fixed_dictionaries({}, optional={key: small for key in (
+              "model.dim", "model.n_heads", "model.n_kv_heads", "model.vocab_size", "model.ffn_dim", "data.seq_len",
+              "model.max_seq_len", "mesh.dp_shard", "mesh.dp_replicate", "mesh.tp", "training.steps")}))
+
+
+def _trace() -> dict[str, Any]:
+    parts = [("kernel", "gemm", 0, 50, {"device": 0, "stream": 7, "correlation": 1}),
+             ("cuda_runtime", "cudaLaunchKernel", -9, 2, {"correlation": 1}),
+             ("kernel", "ncclDevKernel_AllGather", 40, 30, {
+                 "device": 0, "stream": 20, "correlation": 2, "Collective name": "all_gather", "In msg nelems": 64,
+                 "dtype": "Float", "Group size": 2}),
+             ("cuda_runtime", "cudaGraphLaunch", -5, 2, {"correlation": 2}),
+             ("gpu_memcpy", "Memcpy PtoP", 80, 9, {"device": 0, "stream": 21, "correlation": 3}),
+             ("user_annotation", "ProfilerStep#1", -10, 60, {}), ("user_annotation", "ProfilerStep#2", 51, 60, {})]
+    return {"traceEvents": [{"ph": "X", "cat": cat, "name": name, "ts": ts, "dur": dur, "pid": 0, "tid": 1, "args": a}
+                            for cat, name, ts, dur, a in parts],
+            "deviceProperties": [{"id": 0, "name": "NVIDIA H200"}], "distributedInfo": {"rank": 0, "world_size": 2}}
+
+
+def test_an_odd_trace_is_read_or_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, out = tmp_path / "trace.json", tmp_path / "order.json"
+
+    def check(text: bytes, packed: bool, options: list[str]) -> None:
+        out.unlink(missing_ok=True)
+        file = path.with_suffix(".json.gz") if packed else path
+        file.write_bytes(text)
+        capsys.readouterr()
+        status = main(["order", str(file), "--json", str(out), *options])
+        printed, said = capsys.readouterr()
+        assert status in (0, 2) and out.exists() == (status == 0)
+        if status:
+            is_a_sentence(said, str(file))
+        else:
+            steps = json.loads(out.read_text())["steps"]
+            assert steps and "traced on" in printed
+            order = read_order([file], *options[1:])
+            assert all(order.timeline(i).spans is not None for i in range(len(steps)))
+
+    sound = _trace()
+    packed = st.one_of(odd_json(sound).map(gzip.compress), damaged(gzip.compress(json.dumps(sound).encode())),
+                       odd_json(sound))
+    options = st.sampled_from([[], [], ["--step", "1"], ["--step", "x"]])
+    holds(10_000, lambda given, more: check(*given, more),
+          st.one_of(st.tuples(odd_json(sound), st.just(False)), st.tuples(packed, st.just(True))), options)
