@@ -90,7 +90,7 @@ def read_toml(path: Path, error: type[DeclarationError]) -> dict[str, Any]:
         message = "not UTF-8 text"
     except OSError as exc:
         message = f"cannot be read: {exc.strerror}"
-    except ValueError as exc:  # tomllib's own, or of a number of thousands of digits
+    except (ValueError, RecursionError) as exc:  # tomllib's own, of thousands of digits or brackets
         message = f"not valid TOML: {exc}"
     raise error(str(path), [Problem("", message)])
 
