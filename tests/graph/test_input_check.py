@@ -70,16 +70,18 @@ def test_a_capture_on_fake_tensors_takes_real_ones(fake4):
     InputCheck.of((fake,), Model().forward, writes=True).require("small", (torch.zeros(4),))
 
 
-def test_shared_memory_counts_where_one_of_two_was_captured_or_the_forward_writes():
+def test_one_tensor_for_two_counts_and_views_of_one_memory_where_the_forward_writes():
     def forward(*batch: Tensor) -> None:
         """Of any number of arguments."""
 
     apart = torch.zeros(4), torch.zeros(4)
     shared = (apart[0], apart[0].view(4))
+    twice = (apart[0], apart[0])
     InputCheck.of(apart, forward).require("small", shared)
+    InputCheck.of(shared, forward).require("small", apart)  # tokens and targets of one sequence are such views
     InputCheck.of(shared, forward, writes=True).require("small", shared)
     one_of_two = "the memory of input 2: the memory of input 1 at the capture, and the memory of input 2 now"
     with pytest.raises(WorkbenchError, match=one_of_two):
-        InputCheck.of(shared, forward).require("small", apart)
+        InputCheck.of(twice, forward).require("small", apart)
     with pytest.raises(WorkbenchError, match="and the memory of input 1 now"):
         InputCheck.of(apart, forward, writes=True).require("small", shared)

@@ -41,9 +41,9 @@ class ValueKind(NamedTuple):
 class InputCheck:
     """What the arguments were at the capture.
 
-    names: of the forward's arguments. kind: of all of them, see `kind_of`. shared: for each tensor the first that it
-    shares memory with, itself where there is none before it. writes: whether the forward writes into an argument in
-    place; then no others may share memory than did.
+    names: of the forward's arguments. kind: of all of them, see `kind_of`. shared: for each tensor the first argument
+    that it is, or if the forward writes into an argument in place (writes), that it shares memory with. Then no others
+    may share memory than did.
     """
 
     names: list[str]
@@ -53,14 +53,14 @@ class InputCheck:
 
     @cached_property
     def one_for_two(self) -> bool:
-        """Whether arguments shared memory: a graph of one tensor reads only one of the two."""
+        """Whether one tensor was two arguments: its graph reads only one of the two."""
         return self.shared != list(range(len(self.shared)))
 
     @classmethod
     def of(
         cls, batch: tuple[Any, ...], forward: Callable[..., Any], writes: bool = False
     ) -> InputCheck:
-        return cls(_names(forward, len(batch)), kind_of(batch), _shared(batch), writes)
+        return cls(_names(forward, len(batch)), kind_of(batch), _shared(batch, writes), writes)
 
     def require(self, step: str, batch: tuple[Any, ...]) -> None:
         """Raise WorkbenchError for the first argument that is of another kind. step: its title, for the message."""
@@ -73,7 +73,8 @@ class InputCheck:
 
     def _require_shared(self, step: str, batch: tuple[Any, ...]) -> None:
         paths = [path for path, _ in _tensors(batch)]
-        for place, (captured, now) in enumerate(zip(self.shared, _shared(batch), strict=True)):
+        places = _shared(batch, self.writes)
+        for place, (captured, now) in enumerate(zip(self.shared, places, strict=True)):
             if captured != now and (self.writes or captured != place):
                 one, two = (f"the memory of {self._argument(paths[at])}" for at in (captured, now))
                 raise _refusal(step, f"the memory of {self._argument(paths[place])}", one, two)
@@ -148,9 +149,10 @@ def _tensors(value: Any, path: Path = ()) -> Iterator[tuple[Path, torch.Tensor]]
             yield from _tensors(item, (*path, key))
 
 
-def _shared(batch: tuple[Any, ...]) -> list[int]:
+def _shared(batch: tuple[Any, ...], writes: bool) -> list[int]:
+    """Two views of one memory are two inputs of a graph, unless the forward writes into one."""
     places: dict[int, int] = {}
     return [
-        places.setdefault(tensor.untyped_storage()._cdata, place)
+        places.setdefault(tensor.untyped_storage()._cdata if writes else id(tensor), place)
         for place, (_, tensor) in enumerate(_tensors(batch))
     ]
