@@ -103,6 +103,7 @@ SHORT = [
     "11_write_your_own_pass",
     "14_read_your_own_trace",
     "15_one_graph_for_the_whole_step",
+    "17_two_captures",
 ]
 
 

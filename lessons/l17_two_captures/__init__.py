@@ -2,5 +2,7 @@
 
     compare       `compare_captures`: one recipe from both captures, and what each trains
     differences   the graphs of two captures, node by node
-    two_captures  wrong modules, readers of saved tensors, refusals; a grader
+    forwards      forwards that a capture takes, freezes or refuses
+    kept          what a step keeps for its backward, from both captures
+    two_captures  wrong modules
 """

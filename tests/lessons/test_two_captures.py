@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import CheckpointPolicy
 
-from workbench import author_module, capture, fake_world, find_nodes, partition, provenance
+from workbench import author_module, capture, fake_world, provenance
 from workbench.graph.capture import JointGraph
-from workbench_lessons.l17_two_captures.two_captures import readers, wrong_modules
+from workbench_lessons.l17_two_captures.two_captures import wrong_modules
 
 
 class Summed(nn.Sequential):
@@ -32,10 +31,3 @@ def test_a_wrong_module_and_a_missing_one_are_counted_apart() -> None:
         none | {"nodes with another module": 1}, f"first wrong node: {first}, and the answer says 'elsewhere'")
     assert wrong_modules(gm, {name: right[name] for name in right if name != first})[0] == (
         none | {"nodes without an entry": 1})
-
-
-def test_an_operator_that_the_backward_repeats_is_marked() -> None:
-    joint = captured("joint")
-    for node in find_nodes(joint.graph, op="silu"):
-        node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
-    assert "silu, again" in readers(partition(joint).backward, "mm")
