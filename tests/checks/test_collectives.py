@@ -73,11 +73,11 @@ def test_the_rank_that_departs_from_most_is_named(fake4):
     assert short is not None and "nothing more" in short[2]
 
 
-def compare_order(fault):
+def compare_order(fault, rows=3):
     def two(a, b):
         return [C10D.wait_tensor(C10D.all_gather_into_tensor(t, dist.get_world_size(), group_name())) for t in (a, b)]
 
-    gm = trace(two, torch.ones(2, 8), torch.ones(3, 8))
+    gm = trace(two, torch.ones(2, 8), torch.ones(rows, 8))
     if fault and dist.get_rank() == 1:
         first, second = named(gm, "all_gather")
         first.prepend(second)
@@ -91,6 +91,10 @@ def test_two_collectives_swapped_on_one_rank_are_refused_before_they_run(pool2):
         assert found.outcome is Outcome.FAIL
         assert found.evidence["index"] == 0
         assert "float32[2, 8]" in found.message and "float32[3, 8]" in found.message and "rank 1" in found.message
+    for found in pool2.run(compare_order, True, 2):  # of one shape: nothing would fail, and the values would be wrong
+        assert found.outcome is Outcome.FAIL
+        assert "float32[2, 8] over dp_shard(2) of input b_1 as collective 1, where rank 0" in found.message
+
     found = pool2.run(compare_order, False)
     assert [v.outcome for v in found] == [Outcome.PASS, Outcome.PASS]
     assert found[0].message == "2 collectives in the same order on 2 ranks"

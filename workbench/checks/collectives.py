@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch.distributed as dist
 from torch.fx import GraphModule
 
+from workbench.checks.operands import described, digests
 from workbench.checks.snapshot import snapshot
 from workbench.checks.verdicts import Outcome, Verdict
 from workbench.graph.facts import facts_of, reading
@@ -17,8 +18,20 @@ from workbench.passes.registry import Graphs, RegisteredPass
 from workbench.recipe.wording import counted, differing
 from workbench.torch_api.ops import group_ranks, world_kind
 
-Entry = tuple[str, str, str, tuple[int, ...], str, int]
 Moved = Counter[tuple[str, str, str]]
+
+
+class Entry(NamedTuple):
+    """One launch, as all ranks must have it. over: the mesh axis. sends, digest: see `operands`."""
+
+    op: str
+    over: str
+    reduction: str
+    shape: tuple[int, ...]
+    dtype: str
+    size: int
+    sends: str = ""
+    digest: str = ""
 
 
 def all_gather_object(value: Any) -> list[Any]:
@@ -107,14 +120,16 @@ def collectives_of(graphs: Iterable[GraphModule]) -> list[Collective]:
     return [c for graph in graphs for c in reading(snapshot, graph).collectives]
 
 
-def schedule(graphs: Iterable[GraphModule]) -> list[Entry]:
-    """The ordered list that all ranks must share: (operator, axis, reduction, shape, dtype, group size).
+def schedule(graphs: Sequence[GraphModule]) -> list[Entry]:
+    """The ordered list that all ranks must share.
 
     Ranks of one program run over different groups of the same axis, so the axis names the group. A second process
     group of an axis gets a number, in the order of the groups' names in the graph's facts.
     """
     entries: list[Entry] = []
+    sent = digests(graphs)
     for graph in graphs:
+        nodes = {node.name: node for node in graph.graph.nodes}
         groups, listed = Groups(facts_of(graph)), list_collectives(graph)
         twins: dict[str, list[str]] = {}
         for name in dict.fromkeys([*groups.names(), *(c.group for c in listed)]):
@@ -122,15 +137,24 @@ def schedule(graphs: Iterable[GraphModule]) -> list[Entry]:
         for c in listed:
             number = twins[c.axis or ""].index(c.group)
             over = (c.axis or "group") + (f"#{number}" if number else "")
-            entries.append((c.op, over, c.reduce_op or "", c.shape, c.dtype, c.group_size))
+            node = nodes[c.node]
+            what = described(node), sent[node]
+            launch = c.op, over, c.reduce_op or "", c.shape, c.dtype, c.group_size
+            entries.append(Entry(*launch, *what))
     return entries
 
 
-def _shown(entry: Any) -> str:
+def _shown(entry: Entry | None, other: Entry | None) -> str:
+    """A launch in words; what it sends only where the rest is as in the other."""
     if entry is None:
         return "nothing more"
-    op, over, reduction, shape, dtype, size = entry
-    return " ".join(filter(None, (op, f"{dtype}{list(shape)}", reduction, f"over {over}({size})")))
+    sent = f"{entry.dtype}{list(entry.shape)}"
+    parts = entry.op, sent, entry.reduction, f"over {entry.over}({entry.size})"
+    text = " ".join(filter(None, parts))
+    if other is None or entry[:-2] != other[:-2]:
+        return text
+    otherwise = ", computed otherwise" if entry.sends == other.sends else ""
+    return f"{text} of {entry.sends}{otherwise}"
 
 
 def difference(
@@ -142,17 +166,18 @@ def difference(
     """
     names = range(len(lists)) if ranks is None else ranks
     for i in range(max(map(len, lists), default=0)):
-        at = [tuple(entries[i]) if i < len(entries) else None for entries in lists]
+        at = [Entry(*entries[i]) if i < len(entries) else None for entries in lists]
         if len(set(at)) > 1:
             common = Counter(at).most_common(1)[0][0]
             odd = next(r for r, entry in enumerate(at) if entry != common)
-            return odd, i, (f"rank {names[odd]} would run {_shown(at[odd])} as collective {i + 1}, "
-                            f"where rank {names[at.index(common)]} runs {_shown(common)}: "
+            one, other = _shown(at[odd], common), _shown(common, at[odd])
+            return odd, i, (f"rank {names[odd]} would run {one} as collective {i + 1}, "
+                            f"where rank {names[at.index(common)]} runs {other}: "
                             "the ranks would hang, fail or compute wrong values")
     return None
 
 
-def exchange(graphs: Iterable[GraphModule]) -> Verdict:
+def exchange(graphs: Sequence[GraphModule]) -> Verdict:
     """Compare the ordered collectives of all ranks; call it on every rank before the graphs run.
 
     Every rank gets the same verdict; UNKNOWN without other ranks.
