@@ -17,6 +17,7 @@ from workbench.graph.read.peak import live_bytes
 from workbench.graph.read.simulated_run import simulated
 from workbench.lab.offload_activations.transform import on_the_host, require_device
 from workbench.pipeline.measured_run import Kernel, run_of_kernels
+from workbench.pipeline.report import memory_of
 from workbench.pipeline.run_passes import copy_graph
 from workbench.pipeline.step_profile import step_profile
 from workbench.recipe.contracts import check_passes
@@ -46,8 +47,9 @@ def test_the_device_saves_less_and_holds_a_tensor_until_its_copy_has_ended(offlo
     was, now = told.evidence["saved_bytes"]
     assert told.outcome == "PASS" and was - now == told.evidence["bytes"] > 0
     assert told.evidence["offloaded"] == told.evidence["could_leave"] == len(calls(pair.backward, TO_DEVICE))
-    assert sum(row.held_bytes for row in saved_tensors(*pair.graphs)) == now == record.memory[1]["saved"]
-    assert record.memory[1]["peak_backward"] < record.memory[0]["peak_backward"]
+    assert sum(row.held_bytes for row in saved_tensors(*pair.graphs)) == now == memory_of(record)[1]["saved"]
+    before, after = memory_of(record)
+    assert after["peak_backward"] < before["peak_backward"]
     later = copy_graph(pair.forward)
     for wait in calls(later, WAIT):
         later.graph.output_node().prepend(wait)

@@ -23,6 +23,7 @@ from workbench.checks.verdicts import Outcome, Verdict
 from workbench.graph.facts import facts_of
 from workbench.passes.registry import RegisteredPass, graph_changed
 from workbench.pipeline.proofs.numerics_proof import compare_graphs, revealing
+from workbench.pipeline.report import memory_of
 from workbench.pipeline.run_passes import copy_graph
 from workbench.recipe.contracts import CONTRACTS, Numerics, Options, PassContract, Stage, declare
 from workbench.recipe.wording import first_line
@@ -99,7 +100,7 @@ def structural(whole: Subject, mutant: Mutant, changed: GraphModule) -> tuple[li
         lists = [collectives.schedule(graphs) for graphs in (record.before, record.after)]
         if found := collectives.difference(lists):
             verdicts.append(Verdict("collectives", Outcome.FAIL, found[2], {"index": found[1]}))
-    before, after = record.memory or ({}, {})
+    before, after = memory_of(record) or ({}, {})
     return verdicts, any(after[key] > size for key, size in before.items())
 
 

@@ -46,7 +46,7 @@ def test_two_builds_in_one_process_leave_it_as_it_was_and_tell_what_they_know(bu
     assert ops[0] == ops[1]
     assert list(first.seconds) == ["author", "capture", "joint passes", "partition", "passes", "compile"]
     assert {r.outcome for r in first.records} == {Outcome.PASS} and first.pipeline == []
-    assert first.saved_bytes > 0 and first.flop > 1e6
+    assert first.saved_bytes > 0
     assert first.captured is not first.records[-2].after[0]
     assert repr(first).startswith("Built(small on fake: inductor_decomposition PASS, ")
     # a fake world proves no numerics, and says so

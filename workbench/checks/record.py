@@ -17,7 +17,6 @@ from workbench.checks.verdicts import Outcome, Verdict, verdict_of, worst
 from workbench.errors import UnusableGraph, no_exit
 from workbench.graph.facts import Known, Order, reading
 from workbench.graph.read.diff import GraphDiff, diff
-from workbench.graph.read.peak import estimated_bytes
 from workbench.passes.effect import Effect
 from workbench.passes.registry import Graphs, RegisteredPass
 from workbench.recipe.contracts import Stage
@@ -97,13 +96,6 @@ class PassRecord:
         if verdict and verdict.evidence.get("unusable"):
             return UnusableGraph(self.name, verdict.message)
         return None
-
-    @property
-    def memory(self) -> tuple[dict[str, int], dict[str, int]] | None:
-        """Estimated bytes before and after the pass, see `estimated_bytes`; None where there is no graph to read."""
-        if not self.has_graphs or self.malformed:
-            return None
-        return reading(estimated_bytes, *self.before), reading(estimated_bytes, *self.after)
 
     def fork(self, known: Known) -> PassRecord:
         """The same record of another run, which may be partitioned otherwise."""

@@ -20,7 +20,6 @@ from workbench.graph.capture import JointGraph, title
 from workbench.graph.facts import Known
 from workbench.graph.lower import Step
 from workbench.graph.partition import partition
-from workbench.graph.read.cost import flops
 from workbench.pipeline.progress import Progress, telling
 from workbench.pipeline.run_passes import (
     Level,
@@ -46,18 +45,16 @@ class Built:
     """A compiled step and what was proved on the way. `seconds` is wall time by stage.
 
     step: a CompiledStep, or what the recipe's kind of step makes. known: what this run has learned, for the verdicts.
-    schedule: whether the ranks' collectives agree. captured: the joint graph as the passes received it. flop: of one
-    step on this rank, counted on that graph, for each microbatch.
+    schedule: whether the ranks' collectives agree. captured: the joint graph as the passes received it.
     """
 
     authored: Authored
     step: Step
     known: Known = field(repr=False)
     schedule: Verdict
+    captured: GraphModule = field(repr=False)
     seconds: dict[str, float] = field(default_factory=dict)
     saved_bytes: int = 0
-    captured: GraphModule | None = field(default=None, repr=False)
-    flop: int = 0
 
     @property
     def records(self) -> list[PassRecord]:
@@ -145,8 +142,7 @@ def _build(
         schedule = lower(split)
     step = step_kind(recipe).step(split)
     split.known.built = True
-    flop, saved = sum(flops(before).values()) * recipe.training.accumulate, saved_bytes(pair)
-    return Built(authored, step, split.known, schedule, clock.seconds, saved, before, flop)
+    return Built(authored, step, split.known, schedule, before, clock.seconds, saved_bytes(pair))
 
 
 class Clock:

@@ -11,7 +11,8 @@ from typing import Any
 
 from workbench.checks.record import PassRecord
 from workbench.checks.verdicts import FILLS, SEVERITY, Outcome, Verdict, columns, verdict_of, worst
-from workbench.graph.read.peak import StepPeak
+from workbench.graph.facts import reading
+from workbench.graph.read.peak import StepPeak, estimated_bytes
 from workbench.pipeline.report_text import memory_changes, painted, said, unchecked, verdict_grid
 from workbench.pipeline.roofline import Roofline
 from workbench.pipeline.step_profile import StepProfile
@@ -47,7 +48,7 @@ class PassRow:
         # reading the verdicts counts as verification
         contract, verdicts = record.item.contract, record.verdicts
         return cls(record.name, record.stage, contract.numerics, contract.tolerance, record.seconds,
-                   record.verify_seconds, verdicts, record.memory)
+                   record.verify_seconds, verdicts, memory_of(record))
 
     @property
     def outcome(self) -> Outcome:
@@ -56,6 +57,13 @@ class PassRow:
     def verdict(self, check: str) -> Verdict | None:
         """The verdict of that check; None where it has none."""
         return verdict_of(self.verdicts, check)
+
+
+def memory_of(record: PassRecord) -> tuple[dict[str, int], dict[str, int]] | None:
+    """Estimated bytes before and after the pass, see `estimated_bytes`; None where there is no graph to read."""
+    if not record.has_graphs or record.malformed:
+        return None
+    return reading(estimated_bytes, *record.before), reading(estimated_bytes, *record.after)
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from workbench.checks.collectives import all_gather_object
 from workbench.checks.order import times_of
 from workbench.checks.verdicts import Outcome, Verdict, worst
 from workbench.errors import WorkbenchError
+from workbench.graph.read.cost import step_flop
 from workbench.graph.read.peak import StepPeak, step_peak
 from workbench.pipeline.build import Built, build
 from workbench.pipeline.machine import machine, versions
@@ -124,7 +125,7 @@ def _measured(built: Built, recipe: Recipe, level: Level, training: Training | N
         recipe,
         world,
         training,
-        built.flop,
+        step_flop(built.captured, recipe.training.accumulate),
         level=level,
         seconds=built.seconds,
         passes=[PassRow.of(record) for record in built.records],

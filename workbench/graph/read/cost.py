@@ -120,3 +120,8 @@ def node_ms(node: torch.fx.Node, device: str | DeviceSpec) -> float:
     rows = shape[-2] if len(shape) > 1 else 1
     columns = max(1, math.prod(shape) // max(1, rows))
     return max(moving, spec.product_ms(flop, rows, columns, dtype))
+
+
+def step_flop(joint: torch.fx.GraphModule, microbatches: int) -> int:
+    """Floating-point operations of one step on this rank, as its captured graph computes it for each microbatch."""
+    return sum(flops(joint).values()) * microbatches

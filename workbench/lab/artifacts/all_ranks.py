@@ -20,7 +20,7 @@ from workbench.checks.verdicts import Outcome, Verdict
 from workbench.errors import WorkbenchError
 from workbench.graph.capture import JointGraph
 from workbench.graph.facts import facts_of
-from workbench.graph.read.cost import flops
+from workbench.graph.read.cost import step_flop
 from workbench.lab.artifacts import folder as files
 from workbench.lab.artifacts import program as programs
 from workbench.lab.artifacts.folder import Backend, Manifest, made_of, new_folder, read_manifest, require_same
@@ -116,7 +116,7 @@ def transform(recipe: Recipe, world: World, progress: Callable[[str], Any] = lam
 
     def note(joint: JointGraph) -> None:
         facts_of(joint.graph).world = "nccl" if world.device.type == "cuda" else "gloo"
-        flop.append(sum(flops(joint.graph).values()) * recipe.training.accumulate)
+        flop.append(step_flop(joint.graph, recipe.training.accumulate))
 
     split = before_lowering(recipe, world, captured=note, progress=progress)
     for record in split.known.records:

@@ -15,6 +15,7 @@ from workbench.errors import WorkbenchError
 from workbench.graph.capture import authored_facts, settle
 from workbench.graph.facts import GraphFacts, Known, set_facts
 from workbench.graph.partition import Partitioned
+from workbench.pipeline.report import memory_of
 from workbench.pipeline.report_text import memory_changes, said, unchecked, verdict_grid
 from workbench.pipeline.run_passes import (
     JOINT,
@@ -136,7 +137,7 @@ class Backend:
                 ]
                 lines += [
                     f"  {record.name}: {text}"
-                    for text in (*reasons, *memory_changes(record.memory))
+                    for text in (*reasons, *memory_changes(memory_of(record)))
                 ]
             lines.append(f"  all ranks: {graph.schedule}")
         every = [record.verdicts for record in self.records]
