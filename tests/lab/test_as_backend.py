@@ -207,9 +207,11 @@ def under_compile(mesh: dict[str, int], joint: tuple[Any, ...], passes: tuple[An
 
 @pytest.mark.parametrize(("mesh", "joint", "passes", "told"), [
     ({"dp_shard": 2}, ("reshard_after_forward",), ("transformer_block_bucketing", "graph_cleanup"), True),
-    pytest.param(FSDP_TP, ("reshard_after_forward",), ("transformer_block_bucketing", "overlap_collectives"), False,
+    pytest.param({"dp_shard": 2}, (), ({"name": "transformer_block_bucketing", "buckets": ("layers.0",)},), False,
+                 marks=pytest.mark.nightly),
+    pytest.param(FSDP_TP, ("reshard_after_forward",), ("transformer_block_bucketing", "overlap_collectives"), True,
                  marks=[pytest.mark.compat, pytest.mark.nightly]),
-], ids=["fsdp", "fsdp x tp, groups from the DTensors"])
+], ids=["fsdp", "fsdp, groups from the DTensors", "fsdp x tp"])
 def test_a_module_of_dtensors_on_real_ranks(pool2, pool4, mesh, joint, passes, told):
     for found in (pool4 if mesh is FSDP_TP else pool2).run(under_compile, mesh, joint, passes, told):
         assert found["differing"] == [] and found["tensors"] == 13
