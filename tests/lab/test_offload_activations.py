@@ -6,10 +6,10 @@ import re
 
 import pytest
 import torch
-from on_ranks import build_with, calls, outcomes, small
-from passes.conftest import captured_once, through, two_layers  # noqa: F401
+from on_ranks import FSDP_TP, build_with, calls, outcomes, small
+from passes.conftest import captured_once, through  # noqa: F401
 
-from workbench import PassSpec, WorkbenchError, facts_of, run_partitioned
+from workbench import PassSpec, WorkbenchError, author, facts_of, run_partitioned
 from workbench.checks.lint import lint
 from workbench.graph.read.memory import saved_tensors
 from workbench.graph.read.nodes import module_path, output_values
@@ -32,6 +32,11 @@ TO_HOST, TO_DEVICE, WAIT = "workbench.to_host", "workbench.to_device", "workbenc
 
 def offload(**options):
     return PassSpec(name=NAME, options={"choose": "all", "min_bytes": 0} | options)
+
+
+@pytest.fixture(scope="module")
+def two_layers(fake4):
+    return author(small(FSDP_TP, layers=2), fake4)
 
 
 @pytest.fixture(scope="module")
