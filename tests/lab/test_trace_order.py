@@ -27,16 +27,16 @@ def kernel(name, begin, end, *, stream=7, launched=LONG_AGO, call="cudaLaunchKer
             *([("cuda_runtime", call, launched - 5, launched, {})] if call else [])]
 
 
-def trace(path, *kernels, marks=(), rank=None):
+def trace(path, *kernels, marks=(), rank=None, world_size=2, name="NVIDIA H200", base=0):
     events = []
     for number, parts in enumerate(kernels):
         events += [{"ph": "X", "cat": cat, "name": name, "ts": begin, "dur": end - begin, "pid": 0, "tid": 1,
                     "args": {**args, "correlation": number}} for cat, name, begin, end, args in parts]
     events += [{"ph": "X", "cat": "user_annotation", "name": f"ProfilerStep#{i}", "ts": a, "dur": b - a}
                for i, a, b in marks]
-    data = {"traceEvents": events, "deviceProperties": [{"id": 0, "name": "NVIDIA H200"}]}
+    data = {"traceEvents": events, "deviceProperties": [{"id": 0, "name": name}], "baseTimeNanoseconds": base}
     if rank is not None:
-        data["distributedInfo"] = {"rank": rank, "world_size": 2}
+        data["distributedInfo"] = {"rank": rank, "world_size": world_size}
     path.write_text(json.dumps(data))
     return path
 
@@ -146,6 +146,45 @@ def test_of_two_ranks_the_one_that_comes_first_waits(tmp_path):
     assert "rank" in str(order).splitlines()[1]
     with pytest.raises(WorkbenchError, match="0.json: traces of ranks 0, 0: give one of each rank"):
         read_order([early, early])
+
+
+def test_what_the_warm_up_left_running_and_what_has_no_time_is_in_no_step(tmp_path):
+    """CUPTI records the end of kernels whose launch it did not see, and sometimes a kernel without a begin."""
+    step = [kernel(MM, 9e8 + 100, 9e8 + 200, launched=9e8 + 10), kernel("memset", 9e8 + 200, 9e8 + 210, call=None)]
+    warm_up = kernel("warm-up", 9e8 - 20, 9e8 + 90, call=None), kernel("ncclOld", 9e8, 9e8 + 80, call=None, stream=20)
+    untimed = kernel("untimed", 0, 5, launched=9e8 + 12)
+    order = read_order([trace(tmp_path / "t.json", *warm_up, untimed, *step, marks=((3, 9e8, 9e8 + 300),))])
+    (seen,) = order.steps
+    assert (seen.span_ms, seen.compute_ms, seen.collectives) == (0.11, 0.11, ())
+    assert ("left out: 3 GPU events, 0.12 ms in all, launched before the trace began or timed before the launch: "
+            "untimed first") in str(order).splitlines()
+    assert order.left_out[0] in order.to_json()
+    without_calls = trace(tmp_path / "u.json", kernel(MM, 0, 50, call=None), marks=((3, 0, 90),))
+    assert read_order([without_calls]).left_out == ()
+
+
+def test_ranks_of_two_jobs_are_refused(tmp_path):
+    gather = kernel(GATHER, 0, 100, stream=20)
+    here = trace(tmp_path / "0.json", gather, rank=0)
+    larger = trace(tmp_path / "8.json", gather, rank=1, world_size=8)
+    with pytest.raises(WorkbenchError, match="8.json: its job has 8 ranks, and that of .*0.json 2 ranks: give traces"):
+        read_order([here, larger])
+    later = trace(tmp_path / "l.json", gather, rank=1, base=200_000)
+    with pytest.raises(WorkbenchError, match="l.json: none of its steps ran while those of .*0.json did: give traces"):
+        read_order([here, later])
+    assert len(read_order([here, trace(tmp_path / "1.json", gather, rank=1, base=50_000)]).steps) == 2
+
+
+def test_a_trace_of_an_older_torch_and_a_gpu_without_a_name(tmp_path):
+    """torch before 1.12 wrote the categories with capitals, and steps as operators."""
+    path = trace(tmp_path / "t.json", kernel(MM, 0, 90, cat="Kernel", launched=-5), kernel(GATHER, 95, 130, launched=8),
+                 kernel("Memset (Device)", 131, 140, cat="Memset", call=None), marks=((3, -20, 50),), name="")
+    old = path.read_text().replace("cuda_runtime", "Runtime").replace("user_annotation", "Operator")
+    path.write_text(old)
+    order = read_order([path])
+    (step,) = order.steps
+    assert (order.device, step.step, step.launches, len(step.collectives)) == ("GPU 0", "ProfilerStep#3", 2, 1)
+    assert "ProfilerStep#3: the collective that is exposed longest" in str(order)
 
 
 def test_one_gpu_of_several_is_chosen(tmp_path):

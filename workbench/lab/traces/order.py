@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from workbench.errors import WorkbenchError
-from workbench.lab.traces.trace_file import GpuEvent, TracedStep, read_trace
+from workbench.lab.traces.trace_file import GpuEvent, TracedStep, TraceFile, read_trace
 from workbench.pipeline.gpu_communication import (
     COMPUTE,
     NEGLIGIBLE,
@@ -27,7 +27,7 @@ from workbench.pipeline.gpu_communication import (
 )
 from workbench.pipeline.progress import telling
 from workbench.recipe.files import print_result, writable
-from workbench.recipe.wording import aligned, json_text
+from workbench.recipe.wording import aligned, counted, json_text
 
 if TYPE_CHECKING:
     from workbench.graph.read.simulated_run import StepTimeline
@@ -85,15 +85,20 @@ class StepOrder:
 
 @dataclass(frozen=True)
 class TraceOrder:
-    """What `read_order` found: a row a step and rank, and the collectives that cost most."""
+    """What `read_order` found: a row a step and rank, and the collectives that cost most.
+
+    left_out: one sentence for each trace with events that belong to no step.
+    """
 
     device: str
     steps: tuple[StepOrder, ...]
     traced: tuple[TracedStep, ...] = field(repr=False, compare=False)
+    left_out: tuple[str, ...] = ()
 
     def to_json(self) -> str:
         """All of it as JSON text."""
-        return json_text({"device": self.device, "steps": [asdict(step) for step in self.steps]})
+        steps = [asdict(step) for step in self.steps]
+        return json_text({"device": self.device, "steps": steps, "left_out": self.left_out})
 
     def timeline(self, number: int = 0) -> StepTimeline:
         """A step as `show(..., "timeline")` draws it: a lane for compute, and one for each process group.
@@ -126,7 +131,8 @@ class TraceOrder:
         rows = [heads, *map(_row, self.steps)]
         if not several:
             rows = [[step, *figures] for step, _, *figures in rows]
-        lines = [f"traced on {self.device}; milliseconds", *aligned(rows, range(1, len(heads)))]
+        table = aligned(rows, range(1, len(heads)))
+        lines = [f"traced on {self.device}; milliseconds", *table, *self.left_out]
         if waiting := max(step.waiting_ms for step in self.steps):
             lines.append(
                 f"up to {waits_counted(waiting)}: a trace cannot separate the wait from the product"
@@ -137,7 +143,8 @@ class TraceOrder:
         ]
         if exposed:
             where = last.step + (f" on rank {last.rank}" if several else "")
-            lines += ["", f"{where}: the {len(exposed)} collectives that are exposed longest"]
+            of_them = f"{len(exposed)} collectives that are" if len(exposed) > 1 else "collective that is"
+            lines += ["", f"{where}: the {of_them} exposed longest"]
         for collective in exposed:
             lines += _account(collective)
         return "\n".join(lines)
@@ -194,7 +201,7 @@ def read_order(
     """Read one trace, or one of each rank of the same job.
 
     step: the number of one step, where the trace has several; by default all. device: see `read_trace`. Raises
-    WorkbenchError for a file that is no trace, a step that is not there, and two traces of one rank.
+    WorkbenchError for a file that is no trace, a step that is not there, and traces of one rank or of two jobs.
     """
     files = [read_trace(path, device) for path in paths]
     ranks = [file.rank for file in files]
@@ -202,6 +209,8 @@ def read_order(
         raise WorkbenchError(
             f"{files[1].path}: traces of ranks {', '.join(map(str, ranks))}: give one of each rank"
         )
+    for file in files[1:]:
+        _require_one_job(files[0], file)
     orders, traced = [], []
     for file in files:
         steps = [s for s in file.steps if step is None or s.name in (step, f"ProfilerStep#{step}")]
@@ -214,7 +223,31 @@ def read_order(
         traced += steps
     if len(files) > 1:
         orders = [_with_waits(order, [o for o in orders if o.step == order.step], len(files)) for order in orders]
-    return TraceOrder(files[0].device, tuple(orders), tuple(traced))
+    left_out = [_left_out(file) for file in files if file.left_out]
+    return TraceOrder(files[0].device, tuple(orders), tuple(traced), tuple(left_out))
+
+
+def _require_one_job(one: TraceFile, other: TraceFile) -> None:
+    """Jobs are told apart by their number of ranks, and by when they ran."""
+    if one.world_size != other.world_size:
+        sizes = counted(one.world_size, "rank"), counted(other.world_size, "rank")
+        raise WorkbenchError(
+            f"{other.path}: its job has {sizes[1]}, and that of {one.path} {sizes[0]}: give traces of one job"
+        )
+    if one.ran[1] < other.ran[0] or other.ran[1] < one.ran[0]:
+        raise WorkbenchError(
+            f"{other.path}: none of its steps ran while those of {one.path} did: give traces of one job and of the "
+            "same steps"
+        )
+
+
+def _left_out(file: TraceFile) -> str:
+    events, of_rank = file.left_out, "" if file.rank is None else f" of rank {file.rank}"
+    ms = length(_covered(events)) / 1e3
+    return (
+        f"left out: {counted(len(events), 'GPU event')}{of_rank}, {ms:,.2f} ms in all, launched before the trace "
+        f"began or timed before the launch: {_short(events[0].name)} first"
+    )
 
 
 def _with_waits(order: StepOrder, of_ranks: Sequence[StepOrder], ranks: int) -> StepOrder:

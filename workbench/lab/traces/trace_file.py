@@ -19,8 +19,11 @@ from workbench.recipe.files import json_of, reading
 NAME = 20
 """Letters of a process group's name that are kept: some are hashes."""
 EXPORT = "export one with prof.export_chrome_trace(path), after the profiler has stopped"
-_GPU = ("kernel", "gpu_memcpy", "gpu_memset")
-_CALLS = ("cuda_runtime", "cuda_driver")
+_GPU = ("kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset")
+_CALLS = ("cuda_runtime", "cuda_driver", "runtime")
+"""Categories in lower case: torch before 1.12 wrote Kernel, Memcpy, Memset and Runtime."""
+CLOCKS_US = 1e6
+"""The clocks of CPU and GPU differ by less: what begins longer before its launch has no usable time."""
 _SIZES = {"In msg nelems": " elements", "dtype": "", "Group size": " ranks"}
 Event = Mapping[str, Any]
 
@@ -55,31 +58,45 @@ class TracedStep:
 
 @dataclass(frozen=True)
 class TraceFile:
-    """One process's trace of one GPU. rank: None where the job was not distributed."""
+    """One process's trace of one GPU. rank: None where the job was not distributed; world_size is 1 there.
+
+    ran: when its first step began and its last one ended, in microseconds of the host's clock. left_out: the events in
+    no step, in order, since the trace does not hold their launch, or they begin long before it.
+    """
 
     path: Path
     device: str
     rank: int | None
+    world_size: int
+    ran: tuple[float, float]
     steps: tuple[TracedStep, ...]
+    left_out: tuple[GpuEvent, ...] = ()
 
 
 def read_trace(path: Path | str, device: int | None = None) -> TraceFile:
     """Read a trace as `export_chrome_trace` writes it, also with .gz at the end of its name.
 
-    device: the GPU to look at, where the trace holds several. Without marks of steps all events are one step. Raises
-    WorkbenchError for what is no such trace, for a truncated one, and for one without events of that GPU.
+    device: the GPU to look at, where the trace holds several. Without marks of steps all events are one step. What ran
+    on a stream before the first kernel that the trace saw launched was left running by the warm-up, and is in no step.
+    Raises WorkbenchError for what is no such trace, for a truncated one, and for one without events of that GPU.
     """
     path = Path(path)
     with reading(path, "a trace of torch.profiler", EXPORT):
         data = json_of(_text(path))
         spans = [event for event in data["traceEvents"] if event.get("ph") == "X"]
-        gpu = [event for event in spans if event.get("cat") in _GPU]
+        gpu = [event for event in spans if _category(event) in _GPU]
         number = _chosen(path, gpu, device)
         of_device = [event for event in gpu if _device(event) == number]
         names = {about["id"]: str(about["name"]) for about in data.get("deviceProperties", [])}
-        rank = data.get("distributedInfo", {}).get("rank")
-        return TraceFile(path, names.get(number, f"GPU {number}"), None if rank is None else int(rank),
-                         _steps(spans, of_device))
+        job = data.get("distributedInfo", {})
+        rank = int(job["rank"]) if "rank" in job else None
+        steps, left_out = _steps(spans, of_device)
+        start = data.get("baseTimeNanoseconds", 0) / 1e3
+        times = [time + start for step in steps for e in step.events for time in (e.begin, e.end)]
+        return TraceFile(
+            path, names.get(number) or f"GPU {number}", rank, int(job.get("world_size", 1)),
+            (min(times, default=0.0), max(times, default=0.0)), steps, left_out,
+        )
 
 
 def _text(path: Path) -> bytes:
@@ -89,6 +106,10 @@ def _text(path: Path) -> bytes:
         return gzip.decompress(path.read_bytes())
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise ValueError(f"not a whole gzip file: {error}") from None
+
+
+def _category(event: Event) -> str:
+    return str(event.get("cat", "")).lower()
 
 
 def _device(event: Event) -> int:
@@ -110,13 +131,14 @@ def _chosen(path: Path, gpu: Sequence[Event], device: int | None) -> int:
     return devices[0] if device is None else device
 
 
-def _steps(spans: Sequence[Event], gpu: Sequence[Event]) -> tuple[TracedStep, ...]:
-    calls = {
-        event["args"].get("correlation"): event for event in spans if event.get("cat") in _CALLS
-    }
+def _steps(
+    spans: Sequence[Event], gpu: Sequence[Event]
+) -> tuple[tuple[TracedStep, ...], tuple[GpuEvent, ...]]:
+    """The steps, and the events that belong to none although they ran meanwhile."""
+    calls = {event["args"].get("correlation"): event for event in spans if _category(event) in _CALLS}
     calls.pop(None, None)
     marks = sorted((event["ts"], event["ts"] + event["dur"], event["name"]) for event in spans
-                   if event.get("cat") == "user_annotation" and event["name"].startswith("ProfilerStep#"))
+                   if event["name"].startswith("ProfilerStep#") and not _category(event).startswith("gpu"))
     marks = marks or [(-inf, inf, "whole trace")]
 
     def step_at(time: float) -> str:
@@ -124,13 +146,24 @@ def _steps(spans: Sequence[Event], gpu: Sequence[Event]) -> tuple[TracedStep, ..
         return marks[i][2] if i >= 0 and time <= marks[i][1] else ""
 
     events: dict[str, list[GpuEvent]] = defaultdict(list)
-    for event in gpu:
+    left_out = []
+    launched_on: set[int] = set()
+    for event in sorted(gpu, key=lambda event: event["ts"]):
         call = calls.get(event["args"].get("correlation"))
-        events[step_at((call or event)["ts"])].append(_event(event, call))
+        read = _event(event, call)
+        left_running = call is None and bool(calls) and read.stream not in launched_on
+        untimed = call is not None and call["ts"] - read.begin > CLOCKS_US
+        if left_running or untimed:
+            left_out.append(read)
+            continue
+        if call is not None:
+            launched_on.add(read.stream)
+        events[step_at((call or event)["ts"])].append(read)
     launches = Counter(step_at(call["ts"]) for call in calls.values()
                        if "LaunchKernel" in call["name"] or "GraphLaunch" in call["name"])
-    return tuple(TracedStep(name, tuple(sorted(events[name], key=lambda event: event.begin)), launches[name])
-                 for name in dict.fromkeys(name for *_, name in marks) if events[name])
+    names = dict.fromkeys(name for *_, name in marks)
+    steps = [TracedStep(name, tuple(events[name]), launches[name]) for name in names if events[name]]
+    return tuple(steps), tuple(left_out)
 
 
 def _event(event: Event, call: Event | None) -> GpuEvent:
