@@ -243,3 +243,38 @@ def test_by_default_everything_is_saved_that_the_backward_reads(joint, pair):
         partition(joint, by="min-cut")
     assert str(caught.value) == "partition(..., by='min-cut'): by must be one of min_cut, default"
     assert not joint.closed
+
+
+class Remembers(torch.nn.Linear):
+    """Keeps a buffer and a cache of its validation."""
+
+    def __init__(self, keep: str) -> None:
+        super().__init__(8, 8)
+        self.keep = keep
+        self.register_buffer("mean", torch.ones(8))
+        self.cache = torch.ones(8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = super().forward(x)
+        if not self.training:
+            setattr(self, self.keep, y.mean(0))
+        return (y * self.mean.exp() * self.cache).mean()
+
+
+@pytest.mark.parametrize("keep", ["mean", "cache"])
+def test_tensors_made_under_inference_mode_are_refused_by_name(keep):
+    batch = (torch.ones(4, 8),)
+    module = Remembers(keep)
+    authored = author_module(module, World("gloo", 1, 0, torch.device("cpu")), None, batch=lambda: batch)
+
+    def validate_and_train(mode: Any) -> None:
+        with mode:
+            module.eval()(*batch)
+        module.train()
+        compile_step(partition(capture(authored)))(*batch).backward()
+
+    validate_and_train(torch.no_grad())
+    with pytest.raises(WorkbenchError) as error:
+        validate_and_train(torch.inference_mode())
+    assert str(error.value) == (f"model Remembers: {keep} was made under torch.inference_mode(), and no step can save "
+                                "it: validate under torch.no_grad() instead")

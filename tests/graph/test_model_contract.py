@@ -121,3 +121,58 @@ class Squared(nn.Linear):
 def test_a_forward_that_calls_super_is_captured(fake4: Any) -> None:
     authored = author_module(Squared(16, 32, bias=False), fake4, None, batch=lambda: (torch.empty(8, 16),))
     assert [n.name for n in capture(authored).graph.graph.nodes if "mm" in n.name] == ["mm", "mm_1"]
+
+
+class OwnWords(nn.Module):
+    """Writes its own parameter, under another word for self."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList([nn.Linear(8, 8)])
+        self.scale = nn.Parameter(torch.ones(8))
+
+    def forward(module, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            module.scale.mul_(0.5)
+        return (module.parts[0](x) * module.scale).mean()
+
+
+def test_a_write_of_a_gathered_parameter_is_refused_whatever_self_is_called(fake4: Any) -> None:
+    sharded = author_module(OwnWords(), fake4, fake4.mesh_of({"dp_shard": 4}), batch=vectors)
+    assert refused(lambda: capture(sharded)) == (
+        "model OwnWords: parameter scale is written in the forward, where it is a gathered copy, and its shards would "
+        "keep their values: write between the steps, under torch.no_grad()")
+    assert capture(author_module(OwnWords(), fake4, None, batch=vectors))  # no copy: torch writes it
+
+
+class Halves(torch.autograd.Function):
+    """Its second half is used by nobody, so that its gradient is None in eager."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        ctx.set_materialize_grads(False)
+        return x * 2, x * 3
+
+    @staticmethod
+    def backward(ctx: Any, first: Any, second: Any) -> torch.Tensor:  # type: ignore[override]
+        assert isinstance(first, torch.Tensor)
+        return first * (1.0 if second is None else 5.0)
+
+
+class Halved(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return Halves.apply(super().forward(x))[0].mean()  # type: ignore[no-untyped-call]
+
+
+def test_a_function_that_asks_for_gradients_of_none_is_refused_at_its_line(fake4: Any) -> None:
+    authored = author_module(Halved(8, 8), fake4, None, batch=vectors)
+    line = Halves.forward.__code__.co_firstlineno + 2
+    assert refused(lambda: capture(authored)) == (
+        f"model Halved: it cannot be captured at test_model_contract.py:{line}: Unsupported: under "
+        "ctx.set_materialize_grads(False) its backward would get zeros where eager gives it None: change that line, "
+        'or do it outside of the captured module, or try capture "traced"')
+    assert capture(authored, by="traced")
+
+
+def vectors() -> tuple[torch.Tensor]:
+    return (torch.empty(4, 8),)

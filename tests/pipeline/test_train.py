@@ -194,3 +194,25 @@ def test_a_fault_on_one_rank_is_shown_with_its_rank(pool2: RankPool) -> None:
     assert not report.ok
     assert report.pass_row("wrong_on_one").verdict("numerics").message.startswith("rank ")
     assert "FAIL" in report.table()
+
+
+def validated(recipe):
+    """What the compiled step says of a validation under inference_mode, after one under no_grad."""
+    built = build(recipe, current_world())
+    batch = Batches(built.authored).first()
+    with torch.no_grad():
+        assert torch.isfinite(built.step(*batch))
+    try:
+        with torch.inference_mode():
+            built.step(*batch)
+    except WorkbenchError as error:
+        return str(error)
+    finally:
+        built.step.close()
+
+
+@pytest.mark.ranks
+def test_a_step_under_inference_mode_is_refused_and_under_no_grad_it_validates(pool2: RankPool) -> None:
+    assert pool2.run(validated, small({"dp_shard": 2})) == [
+        "model Llama3 of recipe 'small': its step ran under torch.inference_mode(): validate under torch.no_grad() "
+        "instead"] * 2

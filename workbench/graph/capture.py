@@ -21,6 +21,7 @@ from workbench.graph.model_contract import (
     NO_TENSOR,
     named,
     not_captured,
+    refusing_inference_tensors,
     require_trainable,
 )
 from workbench.graph.read.program import program
@@ -37,6 +38,7 @@ from workbench.torch_api.ops import (
     may_be_random,
     reads_shape,
 )
+from workbench.torch_api.tracing.refusals import refusing_none_gradients
 from workbench.torch_api.tree import tree_leaves
 
 
@@ -182,7 +184,12 @@ def capture(
 def by_aot_autograd(authored: Authored, args: tuple[Any, ...], decompositions: Any) -> JointGraph:
     """`capture` by "joint"."""
     try:
-        with deterministic_capture(authored), aot.Contexts() as contexts:
+        with (
+            refusing_inference_tensors(authored),
+            refusing_none_gradients(),
+            deterministic_capture(authored),
+            aot.Contexts() as contexts,
+        ):
             contexts.enter_context(aot.capture_settings())
             graph = aot.dynamo_capture(contexts, authored.module, args)
             require_trainable(authored, graph, args)

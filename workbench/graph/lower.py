@@ -11,6 +11,7 @@ from torch.fx import GraphModule
 
 from workbench.errors import WorkbenchError
 from workbench.graph.capture import title
+from workbench.graph.model_contract import refusing_inference_tensors
 from workbench.graph.partition import ForwardBackward, Partitioned, Split
 from workbench.torch_api import aot
 from workbench.torch_api.restoring import shard_of
@@ -69,7 +70,8 @@ class CompiledStep(Step):
         flat = [parameters[n] for n in self.pair.parameters] + [
             buffers[n] for n in self.pair.buffers
         ]
-        return self.pair.function(*flat, *batch)
+        with refusing_inference_tensors(self.pair.authored):
+            return self.pair.function(*flat, *batch)
 
     def once(self, *batch: Any) -> None:
         self(*batch).backward()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any
@@ -15,6 +16,7 @@ from workbench.authoring.authored import Authored
 from workbench.errors import WorkbenchError
 from workbench.graph.read.nodes import described
 from workbench.recipe.hooks import values_of
+from workbench.recipe.wording import few
 from workbench.torch_api import aot
 from workbench.torch_api.module_paths import module_path
 from workbench.torch_api.ops import storage_key
@@ -31,7 +33,7 @@ def require_trainable(authored: Authored, graph: GraphModule, args: tuple[Any, .
     """
     module = authored.module
     problems = chain(
-        _of_parameters(module), _of_results(authored, graph, args), _of_writes(module, graph)
+        _of_parameters(module), _of_results(authored, graph, args), _of_writes(module, graph, args)
     )
     if problem := next(problems, ""):
         raise WorkbenchError(f"{named(authored)}: {problem}")
@@ -62,6 +64,29 @@ def not_captured(authored: Authored, error: Exception, *, by: str = "joint") -> 
         f"{named(authored)}: {where} cannot be captured{at}: {type(error).__name__}: {reason(error)}: change that "
         + ", ".join(["line", "or do it outside of the captured module", *others])
     )
+
+
+@contextlib.contextmanager
+def refusing_inference_tensors(authored: Authored) -> Iterator[None]:
+    """Raise WorkbenchError, with their names, where torch refuses tensors that were made under inference_mode."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "nference tensor" not in str(error):
+            raise
+        names = [
+            f"{path}.{name}".lstrip(".")
+            for path, part in authored.module.named_modules()
+            for name, value in (vars(part) | part._buffers).items()
+            if isinstance(value, torch.Tensor) and value.is_inference()
+        ]
+        if torch.is_inference_mode_enabled():
+            problem = "its step ran under torch.inference_mode()"
+        else:
+            problem = f"{few(names, 3) or 'a tensor'} was made under torch.inference_mode(), and no step can save it"
+        raise WorkbenchError(
+            f"{named(authored)}: {problem}: validate under torch.no_grad() instead"
+        ) from error
 
 
 def _of_parameters(module: nn.Module) -> Iterator[str]:
@@ -95,14 +120,15 @@ def _of_results(authored: Authored, graph: GraphModule, args: tuple[Any, ...]) -
         )
 
 
-def _of_writes(module: nn.Module, graph: GraphModule) -> Iterator[str]:
+def _of_writes(module: nn.Module, graph: GraphModule, args: tuple[Any, ...]) -> Iterator[str]:
     """Parameters that the forward writes after a gather: the written memory is a copy, and the shards stay as they are.
 
     Views and detached tensors share their version counter with what they are views of, and `.data` does not.
     """
-    names = {_as_input(name): name for name, _ in module.named_parameters(remove_duplicate=False)}
-    for node in graph.graph.find_nodes(op="placeholder"):
-        if str(node.target) not in names:
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    inputs = graph.graph.process_inputs(*args)
+    for node, source in zip(graph.graph.find_nodes(op="placeholder"), inputs, strict=True):
+        if id(source) not in names:
             continue
         todo, shard_keys = list(node.users), {_key(_value(node))}
         while todo:
@@ -119,19 +145,13 @@ def _of_writes(module: nn.Module, graph: GraphModule) -> Iterator[str]:
                 shard_keys.add(_key(value))
             elif value._version and _key(value) not in shard_keys:
                 yield (
-                    f"parameter {names[str(node.target)]} is written in the forward, where it is a gathered copy, "
+                    f"parameter {names[id(source)]} is written in the forward, where it is a gathered copy, "
                     "and its shards would keep their values: write between the steps, under torch.no_grad()"
                 )
 
 
 _READS = {"to_local", "from_local", "redistribute", "to", "detach", "_get_data_attr"}
 """What lies between a parameter and what its module reads; `.data` too."""
-
-
-def _as_input(name: str) -> str:
-    """What Dynamo calls the placeholder of a parameter."""
-    *path, leaf = name.split(".")
-    return "L_self_" + "".join(f"modules_{part}_" for part in path) + f"parameters_{leaf}_"
 
 
 def _key(value: Any) -> Any:

@@ -6,14 +6,18 @@ Source: torch/_dynamo/exc.py (`real_stack` holds the traced frames), torch/_dyna
 from __future__ import annotations
 
 import re
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
+import torch._dynamo
 from torch import nn
+from torch.autograd.function import FunctionCtx
 
-_TORCH = str(Path(torch.__file__).parent)
-_EXPLAINED = re.compile(r"Explanation: (.+)")
+_NOT_USERS = str(Path(torch.__file__).parent), str(Path(__file__).parents[1])
+_EXPLAINED = re.compile(r"Explanation: (?:User-inserted graph break\. Message: )?(.+)")
 _UNKNOWN_VALUE = re.compile(r"(Could not guard on data-dependent expression [^(\n]*\S)")
 _INNER = re.compile(r"got (\w+\((?P<quote>['\"]).*?(?P=quote)\))", re.DOTALL)
 
@@ -29,7 +33,7 @@ def reason(error: BaseException) -> str:
 
 def place(error: BaseException) -> str:
     """`file.py:12`, the user's innermost line that was traced; "" where torch notes none."""
-    user_frames = [frame for frame in _frames(error) if not frame.filename.startswith(_TORCH)]
+    user_frames = [frame for frame in _frames(error) if not frame.filename.startswith(_NOT_USERS)]
     return f"{Path(user_frames[-1].filename).name}:{user_frames[-1].lineno}" if user_frames else ""
 
 
@@ -54,3 +58,16 @@ def _holds(part: nn.Module, frame: Any) -> bool:
     code = getattr(type(part).forward, "__code__", None)
     return code is not None and code.co_filename == frame.filename and frame.lineno in {
         line for *_, line in code.co_lines()}
+
+
+def refusing_none_gradients() -> AbstractContextManager[Any]:
+    """Dynamo refuses `ctx.set_materialize_grads(False)` inside: its graph of an autograd.Function leaves that out."""
+    return mock.patch.object(FunctionCtx, "set_materialize_grads", _set_materialize_grads)
+
+
+def _set_materialize_grads(ctx: Any, value: bool) -> None:
+    if not value and torch.compiler.is_dynamo_compiling():
+        torch._dynamo.graph_break(
+            msg="under ctx.set_materialize_grads(False) its backward would get zeros where eager gives it None"
+        )
+    ctx.materialize_grads = value
