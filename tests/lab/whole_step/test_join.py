@@ -162,6 +162,61 @@ def test_states_of_different_steps_are_refused():
                                "graph counts them together: load a state of one step")
 
 
+def loads_the_state_of_a_larger_model(step):
+    loaded = {"step": torch.tensor(1.0), "exp_avg": torch.ones(4, 4), "exp_avg_sq": torch.ones(8)}
+    step.optimizer.state[step.module.up.weight] = loaded
+
+
+def replaces_a_parameter(step):
+    step.module.up.weight = nn.Parameter(step.module.up.weight.detach().clone())
+
+
+CHANGES = [
+    (lambda step: torch.optim.lr_scheduler.OneCycleLR(step.optimizer, 0.1, total_steps=9),
+     "joined for AdamW with betas (0.9, 0.999), and this AdamW has (0.95, 0.999): give the same to both, or set"),
+    (lambda step: step.optimizer.param_groups[0].update(weight_decay=0.5), "weight_decay 0.01, and this AdamW has 0.5"),
+    (lambda step: step.optimizer.param_groups[0].update(maximize=True), "maximize False, and this AdamW has True"),
+    (lambda step: step.optimizer.load_state_dict(adamw(model(), eps=0.1).state_dict()),
+     "eps 1e-08, and this AdamW has 0.1"),
+    (lambda step: step.optimizer.param_groups[0]["params"].pop(0),
+     "the optimizer does not hold parameter 'up.weight' of the module: give it all parameters, and make the step"),
+    (loads_the_state_of_a_larger_model,
+     "exp_avg_sq of parameter 'up.weight' is float32 [8] in the optimizer's state, and float32 [4, 4] in the graph: "
+     "load the state of an AdamW of this module"),
+    (replaces_a_parameter, "the optimizer does not hold parameter 'up.weight' of the module"),
+]
+
+
+def test_what_the_graph_holds_as_a_constant_is_refused_at_the_next_call():
+    split = joined()
+    module = split.pair.authored.module
+    for change, message in CHANGES:
+        step = WholeStep(split, adamw(module))
+        step(*batch(0))
+        change(step)
+        before = [parameter.detach().clone() for parameter in module.parameters()]
+        with pytest.raises(WorkbenchError, match=re.escape(message)):
+            step(*batch(1))
+        assert all(map(torch.equal, before, module.parameters()))
+
+
+def test_a_replaced_state_and_a_kept_learning_rate_are_followed_bitwise():
+    """Both sides get another `exp_avg`, and another learning rate through the tensor that the optimizer was made of."""
+    step, module = whole(), model()
+    optimizer = adamw(module)
+    rates = [ours.param_groups[0]["lr"] for ours in (step.optimizer, optimizer)]
+    for i in range(3):
+        step(*batch(i))
+        module(*batch(i)).backward()
+        torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        for ours, trained, rate in zip((step.optimizer, optimizer), (step.module, module), rates, strict=True):
+            ours.state[trained.up.weight]["exp_avg"] = torch.full((4, 4), 0.25)
+            rate.fill_(0.5 ** i)
+    assert equal(state(step.module, step.optimizer), state(module, optimizer))
+
+
 class Two(MLP):
     def forward(self, x, y):
         loss = super().forward(x, y)
@@ -204,6 +259,8 @@ def test_an_optimizer_that_is_not_supported_is_refused():
     found = joined()
     for make, message in [
         (lambda m: torch.optim.SGD(m.parameters(), lr=0.1), "joined for AdamW with betas .*, and this SGD has None"),
+        (lambda m: torch.optim.Adam(m.parameters(), weight_decay=0.01),
+         "joined for AdamW with decoupled_weight_decay True, and this Adam has False"),
         (lambda m: adamw(m, weight_decay=0.5), "joined for AdamW with weight_decay 0.01, and this AdamW has 0.5"),
         (lambda m: adamw(m.up), "the optimizer does not hold parameter 'down.weight'"),
         (two_rates, "the optimizer's groups have 2 learning rates, and one graph has one"),

@@ -43,6 +43,7 @@ class Update:
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     weight_decay: float = 1e-2
+    decoupled_weight_decay: ClassVar[bool] = True  # Adam has the same options, and adds the decay to the gradient
 
 
 @dataclass(repr=False, eq=False)
