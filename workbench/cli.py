@@ -93,8 +93,9 @@ def parser() -> argparse.ArgumentParser:
         default="auto",
         help="auto: nccl where there are enough GPUs, else gloo; fake: build only, no ranks needed",
     )
-    run.add_argument("--level", choices=("light", "full"), default="light",
-                     help="full: also run each pass's graph against the one it received")
+    run.add_argument("--level", choices=("light", "full"),
+                     help="full, the default where ranks have values: compare values with eager, each graph with the "
+                     "one before, the model with the plain one; light: run no graph twice")
     run.add_argument(
         "--json", type=Path, metavar="FILE", help="also write the report as JSON; - prints it alone"
     )

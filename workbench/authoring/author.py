@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -69,7 +70,6 @@ def author_module(
             f"mesh axis {sorted(unknown)[0]!r} is unknown; axes are dp_replicate, dp_shard, tp"
         )
     require_shardable(module, precision)
-    experts = _expert_modules(module, plan, expert_mesh)
     buckets = expand_units(plan, [path for path, _ in module.named_modules()])
     named = (*module.named_parameters(), *module.named_buffers(remove_duplicate=False))
     values: dict[str, Stored | torch.Tensor] = {
@@ -82,6 +82,8 @@ def author_module(
         for name, param in module.named_parameters(remove_duplicate=False)
     }
     module.to("meta")
+    plain = _copy_of(module, precision)
+    experts = _expert_modules(module, plan, expert_mesh)
     if mesh is not None and "tp" in axes:
         apply_tensor_plan(module, plan, mesh["tp"])
     stored: dict[str, tuple[nn.Parameter, Layout]] = {}
@@ -134,7 +136,17 @@ def author_module(
     groups = _group_names(mesh)
     for axis, group in _group_names(expert_mesh).items():
         groups[f"{axis}.experts" if axis in groups else axis] = group
-    return Authored(module, world, mesh, buckets, groups, batch=batch, expert_mesh=expert_mesh)
+    return Authored(
+        module, world, mesh, buckets, groups, batch=batch, expert_mesh=expert_mesh, plain=plain
+    )
+
+
+def _copy_of(module: nn.Module, precision: Precision) -> nn.Module | None:
+    """A copy on the meta device, whose parameters have the dtype of the computation."""
+    try:
+        return copy.deepcopy(module).to(precision.param)
+    except Exception:  # an attribute of any type may refuse to be copied
+        return None
 
 
 def _group_names(mesh: DeviceMesh | None) -> dict[str, str]:

@@ -24,7 +24,8 @@ class Authored:
     module: forward(tokens, targets) on this data-parallel rank's batch -> this rank's loss, a plain scalar tensor.
     buckets: module paths in forward order, by which passes group gathers: one path, or a list of paths in one bucket.
     groups: mesh axis to the name of its process group. recipe: None where the model came from `author_module`.
-    expert_mesh: the mesh of the experts over the same ranks, or None.
+    expert_mesh: the mesh of the experts over the same ranks, or None. plain: the module before it was put on the mesh,
+    on the meta device and in the dtype of the computation; None where it cannot be copied.
     """
 
     module: nn.Module
@@ -35,6 +36,7 @@ class Authored:
     recipe: Recipe | None = None
     batch: Callable[[], tuple[Any, ...]] | None = None
     expert_mesh: DeviceMesh | None = None
+    plain: nn.Module | None = None
 
     @property
     def axes(self) -> dict[str, int]:

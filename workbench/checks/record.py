@@ -253,6 +253,30 @@ def check_eager(known: Known) -> list[Verdict]:
     return verdicts
 
 
+def check_authoring(known: Known) -> list[Verdict]:
+    """Whether the model was put on its mesh rightly, by one step's gradients."""
+    facts = known.authoring
+    if facts is None:
+        return []
+    verdicts = []
+    if facts.uncut:
+        idle = "the plan cuts no parameter over the axis tp: its ranks hold and compute the same"
+        verdicts.append(Verdict("authoring", Outcome.NO_EFFECT, idle))
+    equal = f"{facts.replicas} gradients are equal on all ranks that hold them"
+    if facts.problems:
+        more = f" (and {len(facts.problems) - 1} more)" if facts.problems[1:] else ""
+        verdicts.append(Verdict("authoring", Outcome.FAIL, facts.problems[0] + more))
+    elif facts.unknown:
+        reason = f"{equal}; not compared with the plain module: {facts.unknown}"
+        verdicts.append(Verdict("authoring", Outcome.UNKNOWN, reason))
+    elif facts.compared:
+        same = f"loss and gradients as the plain module's on all batches; {equal}"
+        verdicts.append(Verdict("authoring", Outcome.PASS, same))
+    elif facts.replicas:
+        verdicts.append(Verdict("authoring", Outcome.PASS, equal))
+    return verdicts
+
+
 def check_profile(known: Known) -> list[Verdict]:
     """Whether the collectives that a pass had hidden ran behind compute on this rank's GPU; none without a profile."""
     if known.profile is None:
@@ -267,7 +291,7 @@ def check_plugins(known: Known) -> list[Verdict]:
 
 
 STEP_CHECKS: tuple[Callable[[Known], list[Verdict]], ...] = (
-    check_plugins, check_eager, check_profile)
+    check_plugins, check_eager, check_authoring, check_profile)
 """On the whole list of passes."""
 
 

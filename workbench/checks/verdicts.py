@@ -18,7 +18,7 @@ class Outcome(StrEnum):
 # Pale backgrounds for dark text, which readers who cannot tell red from green can tell apart.
 FILLS = {Outcome.PASS: "#bfe5d9", Outcome.FAIL: "#f5c7a9", Outcome.NO_EFFECT: "#f7ee8f", Outcome.UNKNOWN: "#e6e6e6"}
 
-CHECKS = ("lint", "effect", "collectives", "order", "numerics")
+CHECKS = ("lint", "effect", "collectives", "order", "numerics", "authoring")
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,9 @@ SEVERITY = (Outcome.FAIL, Outcome.NO_EFFECT, Outcome.UNKNOWN, Outcome.PASS)
 
 
 def columns(verdicts: Iterable[Verdict]) -> tuple[str, ...]:
-    """The checks to show: `order` only where a pass chose one."""
+    """The checks to show of passes: `order` only where one chose an order; `authoring` is of the step."""
     chose = any(v.check == "order" for v in verdicts)
-    return tuple(c for c in CHECKS if c != "order" or chose)
+    return tuple(c for c in CHECKS[:-1] if c != "order" or chose)
 
 
 def verdict_of(verdicts: Iterable[Verdict], check: str) -> Verdict | None:

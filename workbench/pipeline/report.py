@@ -211,9 +211,12 @@ class Report:
         """The last word, and its colour: PASS, or FAIL and how many problems."""
         if not self.ok:
             return f"FAIL: {counted(len(self.problems), 'problem')}", Outcome.FAIL
+        proved = verdict_of(self.pipeline, "numerics")
+        checked = proved is not None and proved.outcome is Outcome.PASS
+        unproved = "" if checked else " (numerics not checked)"
         if self.idle:
-            return f"PASS, with {len(self.idle)} NO_EFFECT", Outcome.NO_EFFECT
-        return "PASS", Outcome.PASS
+            return f"PASS, with {len(self.idle)} NO_EFFECT{unproved}", Outcome.NO_EFFECT
+        return f"PASS{unproved}", Outcome.PASS
 
     def pass_row(self, name: str) -> PassRow:
         """The row of that pass; KeyError if it was not in the list."""

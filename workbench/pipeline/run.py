@@ -23,6 +23,7 @@ from workbench.pipeline.build import Built, build
 from workbench.pipeline.machine import machine, versions
 from workbench.pipeline.measured_run import run_of_kernels
 from workbench.pipeline.progress import REPORTS, Post, Progress
+from workbench.pipeline.proofs.authoring_proof import check_replicas
 from workbench.pipeline.proofs.executed_proof import note_executed
 from workbench.pipeline.recipe_ranks import WorldChoice, among_ranks, on_ranks, runnable
 from workbench.pipeline.report import Expectation, PassRow, Peak, Report
@@ -41,7 +42,7 @@ def run(
     recipe: Recipe | str | os.PathLike[str],
     *,
     world: WorldChoice | RankPool = "auto",
-    level: Level = "light",
+    level: Level | None = None,
     timeout: float = 600.0,
     checkpoints: Path | str | None = None,
     save_every: int | None = None,
@@ -51,7 +52,8 @@ def run(
 
     world: "auto" takes NCCL where there are enough GPUs, else gloo; "fake" builds for one rank of a mesh of any size
     in this process and trains nothing; a pool, `ranks(n)`, is used and stays open. In a process that torchrun started,
-    or in a rank, its ranks are used. level: "full" also runs each pass's graph against the one it received. timeout:
+    or in a rank, its ranks are used. level: "full", the default where ranks have values, compares two training steps
+    with eager, each pass's graph with the one it received, and the model with the plain one; "light" does not. timeout:
     seconds for all of it, a pool's own where one is given. checkpoints: a folder, which all ranks share: the run
     resumes from the newest checkpoint there, and saves one every `save_every` steps and at the end. progress: whether
     to show what runs, or a function to call with each stage's name; WORKBENCH_PROGRESS=0 shows nothing.
@@ -65,6 +67,7 @@ def run(
             f"checkpoints {checkpoints}: a fake world trains nothing: take world gloo or nccl"
         )
     check_saving(recipe, checkpoints, save_every)
+    level = level or ("light" if world == "fake" else "full")
     folder = None if checkpoints is None else Path(checkpoints).absolute()
     if world != "fake":
         text_of(recipe)  # what is wrong with it is said before any rank starts
@@ -180,10 +183,15 @@ def _profiled(built: Built) -> StepProfile | None:
         step.once(*batch)
 
     with restoring_module(module, step.written):
-        if built.authored.world.device.type != "cuda":
+        kernels, launches = None, None
+        if built.authored.world.device.type == "cuda":
+            kernels, launches = profiled(once)
+        else:
             note_executed(built.known, once)
-            return None
-        kernels, launches = profiled(once)
+        if built.known.authoring is None:
+            built.known.authoring = check_replicas(built.authored)
+    if kernels is None or launches is None:
+        return None
     note_kernels(built, kernels)
     return step_profile(kernels, launches)
 

@@ -22,6 +22,7 @@ from workbench.graph.lower import CompiledStep, Step
 from workbench.graph.partition import PARTS, saved_order
 from workbench.graph.read.memory import inputs_written
 from workbench.graph.read.nodes import output_values
+from workbench.pipeline.proofs.authoring_proof import prove_authoring
 from workbench.pipeline.proofs.two_steps import (
     one_step,
     optimizer_steps,
@@ -271,6 +272,7 @@ def prove_numerics(
     known.compared = all_gather_object(_against_eager(eager, compiled, records, size))
     for record in records:  # which may be of another fork of the run
         record.known.compared = known.compared
+    known.authoring = prove_authoring(authored, batch)
     outside = tuple(
         source for source in step.pair.side_effects if not source.startswith("L['self']")
     )

@@ -1,0 +1,87 @@
+"""The verdict on authoring: a plan that gives wrong gradients fails, though every pass keeps them."""
+
+from __future__ import annotations
+
+import sys
+
+import cloudpickle
+import pytest
+import torch
+from torch import Tensor, nn
+
+from workbench.authoring.author import author_module
+from workbench.authoring.plans import ParallelPlan
+from workbench.checks.record import check_authoring
+from workbench.graph.facts import Known
+from workbench.pipeline.proofs.authoring_proof import prove_authoring
+from workbench.world.mesh import current_world
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+pytestmark = pytest.mark.ranks
+
+HEADS, DIM = 4, 32
+PLAN = ParallelPlan({"wq": "colwise", "wo": {"style": "rowwise", "output": "replicate"}})
+
+
+class Attention(nn.Module):
+    """Heads that are scaled by one weight of a head's size, as a norm of queries is."""
+
+    def __init__(self, normed: bool = True, dropout: float = 0.0, mean_of_heads: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.wq, self.wo = nn.Linear(DIM, DIM, bias=False), nn.Linear(DIM, DIM, bias=False)
+        self.q_norm = nn.Parameter(torch.ones(DIM // HEADS)) if normed else None
+        self.dropout, self.mean_of_heads = nn.Dropout(dropout), mean_of_heads
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = self.wq(x).unflatten(-1, (-1, DIM // HEADS))
+        if self.q_norm is not None:
+            heads = heads * self.q_norm
+        if self.mean_of_heads:
+            heads = heads / heads.shape[-2]
+        return self.wo(self.dropout(heads).tanh().flatten(-2)).square().mean()
+
+
+def authoring(mesh: dict[str, int], plan: ParallelPlan, **options: object) -> list[tuple[str, str]]:
+    """(outcome, message) of the verdicts on an `Attention` of each rank."""
+    world = current_world()
+    authored = author_module(Attention(**options), world, world.mesh_of(mesh), plan)
+    batch = torch.randn(2, 6, DIM, generator=torch.Generator().manual_seed(world.rank * ("tp" not in mesh)))
+    known = Known(authoring=prove_authoring(authored, (batch,)))
+    return [(str(verdict.outcome), verdict.message) for verdict in check_authoring(known)]
+
+
+def one(pool, *args, **options) -> tuple[str, str]:
+    ranks = pool.run(authoring, *args, **options)
+    assert ranks[0] == ranks[1]
+    (verdict,) = ranks[0]
+    return verdict
+
+
+def test_a_norm_that_the_plan_leaves_out_of_local_heads_fails(pool2):
+    """Its gradient on each rank was that of the rank's own heads, and every other verdict PASS."""
+    outcome, message = one(pool2, {"tp": 2}, PLAN)
+    assert outcome == "FAIL"
+    assert message.startswith("gradient of q_norm: its replicas on axis tp differ: each rank computes a part of it")
+
+
+def test_a_module_that_counts_local_heads_fails_against_the_plain_one(pool2):
+    outcome, message = one(pool2, {"tp": 2}, PLAN, normed=False, mean_of_heads=True)
+    assert outcome == "FAIL" and message.startswith("the loss is ")
+
+
+@pytest.mark.parametrize("mesh", [{"tp": 2}, {"dp_shard": 2}, {"dp_replicate": 2}])
+def test_a_right_plan_passes_on_every_axis(pool2, mesh):
+    outcome, message = one(pool2, mesh, PLAN if "tp" in mesh else ParallelPlan(), normed="tp" not in mesh)
+    assert outcome == "PASS" and message.startswith("loss and gradients as the plain module's on all batches; ")
+
+
+def test_what_cannot_be_compared_is_unknown_with_its_reason(pool2):
+    outcome, message = one(pool2, {"tp": 2}, PLAN, normed=False, dropout=0.5)
+    assert outcome == "UNKNOWN" and message.endswith("module dropout draws random numbers")
+
+
+def test_an_axis_over_which_nothing_is_cut_is_told(pool2):
+    (idle, proved), _ = pool2.run(authoring, {"tp": 2}, ParallelPlan())
+    assert idle == ("NO_EFFECT", "the plan cuts no parameter over the axis tp: its ranks hold and compute the same")
+    assert proved[0] == "PASS"
