@@ -109,7 +109,7 @@ def test_table() -> None:
     assert text.count("norm-relative tolerance 5e-06") == 1
     assert "\033" not in text
     assert text.splitlines()[0] == "tour on 2 gloo ranks (dp_shard 2), level light"
-    assert text.splitlines()[-1] == "PASS, with 1 NO_EFFECT"
+    assert text.splitlines()[-1] == "PASS, with 1 NO_EFFECT (numerics not checked)"
     assert "  effect      NO_EFFECT: no annotated node matched" in text
     assert "  numerics: a fake world has no values: run on real ranks" in text
     assert "\033[33mNO_EFFECT\033[0m" in report(idle).table(color=True)

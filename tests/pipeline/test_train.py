@@ -124,7 +124,7 @@ def test_the_load_of_experts_is_that_of_all_microbatches(pool2):
 def test_level_full_compares_one_microbatch(pool2):
     report = run(accumulating({"dp_shard": 2}, joint_passes=["inductor_decomposition"],
                               passes=["full_inductor_compilation"]), world=pool2, level="full", progress=False)
-    assert report.ok and [str(v.outcome) for v in report.pipeline] == ["PASS"]
+    assert report.ok and [str(v.outcome) for v in report.pipeline] == ["PASS", "PASS"]
 
 
 WHOLE = ("training.accumulate: 2 microbatches have their gradients added up outside any graph, and training.step is "
@@ -170,7 +170,7 @@ def test_a_users_own_pass_gets_every_verdict_and_a_planted_no_op_shows(pool2: Ra
     assert row.memory[0] == row.memory[1]
     assert report.ok and report.roofline.ceiling and report.roofline.ceiling > 1e8
     assert report.training is not None and len(report.training.losses) == 3
-    assert {v.check: v.outcome for v in report.pipeline} == {"numerics": Outcome.PASS}
+    assert {v.check: v.outcome for v in report.pipeline} == {"numerics": Outcome.PASS, "authoring": Outcome.PASS}
     with pytest.raises(WorkbenchError, match=r"needs 4 ranks, and this pool has 2: .* start 4 ranks"):
         run(SMALL.override({"mesh.dp_shard": 4}), world=pool2)
 
@@ -192,6 +192,7 @@ def _rounded_on_rank_1(gm):
 def test_a_fault_on_one_rank_is_shown_with_its_rank(pool2: RankPool) -> None:
     report = mine(pool2, "wrong_on_one", _rounded_on_rank_1)
     assert not report.ok
+    assert report.schedule.outcome is Outcome.FAIL and "computed otherwise" in report.schedule.message
     assert report.pass_row("wrong_on_one").verdict("numerics").message.startswith("rank ")
     assert "FAIL" in report.table()
 

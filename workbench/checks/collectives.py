@@ -180,7 +180,8 @@ def difference(
 def exchange(graphs: Sequence[GraphModule]) -> Verdict:
     """Compare the ordered collectives of all ranks; call it on every rank before the graphs run.
 
-    Every rank gets the same verdict; UNKNOWN without other ranks.
+    Every rank gets the same verdict; UNKNOWN without other ranks. `runs` in the evidence of a FAIL: the launches match,
+    so that nothing hangs, and what they send does not.
     """
     kind = world_kind()
     if kind is None or kind == "fake" or dist.get_world_size() == 1:
@@ -190,6 +191,8 @@ def exchange(graphs: Sequence[GraphModule]) -> Verdict:
     odd = difference(lists)
     if odd is not None:
         rank, index, sentence = odd
-        return Verdict("collectives", Outcome.FAIL, sentence, {"rank": rank, "index": index})
+        launches = {tuple(entry[:-2] for entry in entries) for entries in lists}
+        evidence = {"rank": rank, "index": index, "runs": len(launches) == 1}
+        return Verdict("collectives", Outcome.FAIL, sentence, evidence)
     text = f"{len(lists[0])} collectives in the same order on {len(lists)} ranks"
     return Verdict("collectives", Outcome.PASS, text, {"collectives": len(lists[0])})
