@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from workbench.authoring.author import author_module
 from workbench.authoring.plans import ParallelPlan
-from workbench.checks.record import check_authoring
+from workbench.checks.authoring import check_authoring
 from workbench.graph.facts import Known
 from workbench.pipeline.proofs.authoring_proof import prove_authoring
 from workbench.world.mesh import current_world

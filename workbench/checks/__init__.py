@@ -1,5 +1,6 @@
 """The verdicts: what a pass changed, what it had to change, and what it had to keep.
 
+    authoring      whether the model was put on its mesh rightly
     collectives    bytes conserved, one order on all ranks
     effect         whether the pass had its intended effect
     lineage        a node through every pass

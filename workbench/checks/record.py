@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from torch.fx import GraphModule
 
 from workbench.checks import collectives, effect, lint, numerics
+from workbench.checks.authoring import check_authoring
 from workbench.checks.verdicts import Outcome, Verdict, verdict_of, worst
 from workbench.errors import UnusableGraph, no_exit
 from workbench.graph.facts import Known, Order, reading
@@ -250,30 +251,6 @@ def check_eager(known: Known) -> list[Verdict]:
     if sources:
         message = f"the forward changes {', '.join(sources)} in Python, which the compiled step does not: {why}"
         verdicts.append(Verdict("numerics", Outcome.UNKNOWN, message))
-    return verdicts
-
-
-def check_authoring(known: Known) -> list[Verdict]:
-    """Whether the model was put on its mesh rightly, by one step's gradients."""
-    facts = known.authoring
-    if facts is None:
-        return []
-    verdicts = []
-    if facts.uncut:
-        idle = "the plan cuts no parameter over the axis tp: its ranks hold and compute the same"
-        verdicts.append(Verdict("authoring", Outcome.NO_EFFECT, idle))
-    equal = f"{facts.replicas} gradients are equal on all ranks that hold them"
-    if facts.problems:
-        more = f" (and {len(facts.problems) - 1} more)" if facts.problems[1:] else ""
-        verdicts.append(Verdict("authoring", Outcome.FAIL, facts.problems[0] + more))
-    elif facts.unknown:
-        reason = f"{equal}; not compared with the plain module: {facts.unknown}"
-        verdicts.append(Verdict("authoring", Outcome.UNKNOWN, reason))
-    elif facts.compared:
-        same = f"loss and gradients as the plain module's on all batches; {equal}"
-        verdicts.append(Verdict("authoring", Outcome.PASS, same))
-    elif facts.replicas:
-        verdicts.append(Verdict("authoring", Outcome.PASS, equal))
     return verdicts
 
 

@@ -100,22 +100,6 @@ def set_facts(graph: GraphModule, facts: GraphFacts) -> None:
     graph.meta[_KEY] = facts
 
 
-@dataclass(frozen=True)
-class Authoring:
-    """What one step has shown of how the model was put on its mesh.
-
-    replicas: gradients with replicas on other ranks. problems: a sentence for each that is wrong. unknown: why the
-    plain module was not compared, where that was asked for. compared: whether it was. uncut: whether no parameter is
-    cut over the tensor-parallel axis.
-    """
-
-    replicas: int
-    problems: tuple[str, ...] = ()
-    unknown: str = ""
-    compared: bool = False
-    uncut: bool = False
-
-
 @dataclass
 class Known:
     """What the stages of one run have made and measured, for the checks. None, or empty: not yet, or not asked for.
@@ -128,7 +112,7 @@ class Known:
     no_values: why no values can be compared.
     compared: the whole list against eager, each rank's `Comparison`.
     side_effects: Python objects that the forward changes and a compiled step does not, and why no comparison tells.
-    authoring: of the last step that ran for it.
+    authoring: the Authoring of checks/authoring.py, of the last step that ran for it.
     ran: operators, or kernels, of one step by name, with counts.
     profile: the order that a pass chose, a step as this rank's GPU ran it (StepTimeline), and the milliseconds that the
     collectives of each rank took.
@@ -143,7 +127,7 @@ class Known:
     no_values: str = ""
     compared: list[Any] | None = None
     side_effects: tuple[tuple[str, ...], str] = ((), "")
-    authoring: Authoring | None = None
+    authoring: Any = None
     ran: Counter[str] | None = None
     profile: tuple[Order, Any, list[dict[str, float]]] | None = None
     _readings: dict[Any, Any] = field(default_factory=dict, repr=False)

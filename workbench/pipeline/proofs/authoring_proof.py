@@ -16,8 +16,8 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from workbench.authoring.authored import Authored
+from workbench.checks.authoring import Authoring
 from workbench.checks.collectives import all_gather_object
-from workbench.graph.facts import Authoring
 from workbench.pipeline.expert_load import routed_layers
 from workbench.recipe.wording import first_line
 from workbench.torch_api.restoring import restoring_module
