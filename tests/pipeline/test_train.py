@@ -9,7 +9,17 @@ import pytest
 import torch
 from on_ranks import FSDP_TP, gradients, small
 
-from workbench import WorkbenchError, World, author, author_module, build, current_world, load_recipe, register_pass
+from workbench import (
+    WorkbenchError,
+    World,
+    author,
+    author_module,
+    build,
+    current_world,
+    load_recipe,
+    register_model,
+    register_pass,
+)
 from workbench.authoring.microbatches import cut
 from workbench.checks.verdicts import Outcome
 from workbench.pipeline.report import Report
@@ -217,3 +227,34 @@ def test_a_step_under_inference_mode_is_refused_and_under_no_grad_it_validates(p
     assert pool2.run(validated, small({"dp_shard": 2})) == [
         "model Llama3 of recipe 'small': its step ran under torch.inference_mode(): validate under torch.no_grad() "
         "instead"] * 2
+
+
+class Dropped(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = torch.nn.Embedding(256, 8), torch.nn.Linear(8, 256)
+
+    def forward(self, tokens, targets):
+        x = torch.nn.functional.dropout(self.embed(tokens), 0.5)
+        return torch.nn.functional.cross_entropy(self.head(x).flatten(0, 1), targets.flatten())
+
+
+def dropped(recipe):
+    """(losses, a number that this rank draws after each step)."""
+    torch.seed()  # whatever this process has drawn before
+    built = build(recipe, current_world())
+    drawn = []
+    seen = train(built.authored, built.step, progress=lambda *_: drawn.append(float(torch.rand(()))))
+    built.step.close()
+    return seen.losses, drawn
+
+
+@pytest.mark.ranks
+def test_a_run_with_dropout_is_reproducible_and_ranks_of_one_tp_group_draw_the_same(pool4: RankPool) -> None:
+    register_model("dropped", sizes={"vocab_size": 256, "max_seq_len": 64})(lambda sizes: Dropped())
+    recipe = small(FSDP_TP).override({"model": {"family": "dropped"}, "training.steps": 3})
+    first = pool4.run(dropped, recipe)
+    assert pool4.run(dropped, recipe) == first
+    draws = [drawn for _, drawn in first]
+    assert draws[0] == draws[1] != draws[2] == draws[3]
+    assert pool4.run(dropped, recipe.override({"training.seed": 1}))[0] != first[0]

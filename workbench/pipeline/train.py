@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LRScheduler
 
 from workbench.authoring.authored import Authored
+from workbench.authoring.materialise import seed_of
 from workbench.authoring.microbatches import accumulate, cut
 from workbench.errors import WorkbenchError
 from workbench.graph.lower import Step
@@ -24,7 +25,7 @@ from workbench.pipeline.text_data import ByteText, load_text
 from workbench.recipe.hooks import hook
 from workbench.recipe.recipe import Recipe
 from workbench.recipe.wording import few
-from workbench.torch_api.determinism import deterministic, norm_of
+from workbench.torch_api.determinism import deterministic, norm_of, seeded
 from workbench.torch_api.distributed.adamw import ShardedAdamW, scalar_dtype
 from workbench.torch_api.restoring import shard_of
 from workbench.world.mesh import coordinates
@@ -214,6 +215,10 @@ def train(
     loss)` is called for each step, once its loss is read. folder: of checkpoints, which all ranks share: the run
     resumes from the newest one there, and writes one every `save_every` steps and at the end. scheduler: makes the
     learning rate's schedule of the optimizer; it steps once a training step, and a checkpoint holds its state.
+
+    Random numbers, such as those of dropout, start from `training.seed` and the data-parallel rank; afterwards this
+    process goes on with its own. Ranks of one tp group draw the same, because activations that they hold in copies must
+    get one mask; parts of a tensor that tp cuts may get equal masks, too.
     """
     recipe, world = recipe_of(authored), authored.world
     spec = recipe.training
@@ -236,7 +241,8 @@ def train(
         torch.cuda.reset_peak_memory_stats(world.device)
     losses, norms, seconds = list[float](), list[float](), list[float]()
     load = ExpertLoad(list(routed_layers(authored.module)))
-    with deterministic(spec.deterministic), warnings.catch_warnings():
+    seed = seed_of(spec.seed, f"training {batches.dp_rank}")
+    with deterministic(spec.deterministic), seeded(seed), warnings.catch_warnings():
         # torch misses calls of the optimizer's own `step`, which some kinds of step do not need
         warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
         first = 0 if saved is None else saved.resume()

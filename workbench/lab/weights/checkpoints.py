@@ -1,7 +1,7 @@
 """Checkpoints of a training run by torch.distributed.checkpoint: whole or not at all, and read onto any mesh.
 
-    folder/step_00000004/   parameters, buffers, optimizer, learning rates, scheduler, random numbers of each rank; and
-                            about.json, written last
+    folder/step_00000004/   parameters, buffers, optimizer, learning rates, scheduler; random numbers of each rank, and
+                            its buffers where ranks differ; and about.json, written last
     folder/.saving/         a checkpoint that is being written; renamed when it is complete
 """
 
@@ -15,16 +15,19 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LRScheduler
 
 from workbench.authoring.authored import Authored
+from workbench.checks.collectives import all_gather_object
 from workbench.errors import WorkbenchError, full_disk
 from workbench.recipe.files import write_whole
 from workbench.recipe.recipe import Recipe
+from workbench.recipe.wording import mesh_text
 from workbench.torch_api.determinism import random_state, set_random_state
 from workbench.torch_api.distributed.adamw import STATE, scalar_dtype
 
-ABOUT, SAVING, FORMAT = "about.json", ".saving", 3
+ABOUT, SAVING, FORMAT = "about.json", ".saving", 4
 
 
 class Checkpoints:
@@ -43,14 +46,17 @@ class Checkpoints:
     def resume(self) -> int:
         """Read the newest checkpoint, and return the number of steps it has taken: 0 where there is none.
 
-        Raises WorkbenchError for a checkpoint of another model, or one that lost bytes.
+        Raises WorkbenchError for a checkpoint of another model, or one that lost bytes, or one of another mesh whose
+        ranks had buffers of their own.
         """
         place = newest(self.folder)
         if place is None:
             return 0
         about = checked(place, self.recipe)
         state = self._tensors() | {"schedule": {}}
-        random = f"random.{self.world.rank}"
+        random, rank_buffers = f"random.{self.world.rank}", f"buffers.{self.world.rank}"
+        if about["buffers_by_rank"]:
+            state[rank_buffers] = {}
         if self.world.rank < about["ranks"]:  # on more ranks there may be no random numbers to go on with
             state[random] = {}
         planner = dcp.DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
@@ -61,12 +67,18 @@ class Checkpoints:
         self._set_schedule(place, state["schedule"])
         if random in state:
             set_random_state(state[random])
+        buffers = dict(self.module.named_buffers())
+        for name, value in state.get(rank_buffers, {}).items():
+            buffers[name].copy_(value)
         return int(about["steps"])
 
     def save(self, steps: int) -> Path:
         """Write a checkpoint after `steps` steps; earlier ones stay."""
         first, saving, place = self.world.rank == 0, self.folder / SAVING, self.folder / f"step_{steps:08d}"
         state = self._tensors() | {"schedule": self._schedule(), f"random.{self.world.rank}": random_state()}
+        rank_buffers = self._buffers_by_rank()
+        if rank_buffers:
+            state[f"buffers.{self.world.rank}"] = rank_buffers
         planner = dcp.DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
         try:
             if first:
@@ -76,6 +88,7 @@ class Checkpoints:
             if first:
                 sizes = {file.name: file.stat().st_size for file in sorted(saving.iterdir())}
                 about = {"format": FORMAT, "steps": steps, **_settings(self.recipe), "ranks": self.world.size,
+                         "mesh": mesh_text(self.recipe.mesh.axes), "buffers_by_rank": list(rank_buffers),
                          "bytes": sizes}
                 write_whole(saving / ABOUT, json.dumps(about, indent=2) + "\n")
                 shutil.rmtree(place, ignore_errors=True)
@@ -103,6 +116,23 @@ class Checkpoints:
                 state |= {key: torch.zeros_like(parameter.detach()) for key in STATE}
             tensors |= {f"optimizer.{name}.{key}": state[key] for key in ("step", *STATE)}
         return tensors
+
+    def _buffers_by_rank(self) -> dict[str, torch.Tensor]:
+        """This rank's values of the persistent buffers that some rank holds with other values than rank 0."""
+        if not dist.is_initialized():
+            return {}
+        persistent, values, differing = self.module.state_dict().keys(), {}, set[str]()
+        for name, buffer in self.module.named_buffers():
+            if name not in persistent or isinstance(buffer, DTensor):
+                continue
+            values[name] = buffer.detach().cpu()
+            ours = buffer.detach().contiguous().flatten().view(torch.uint8)
+            first = ours.clone()
+            dist.broadcast(first, 0)
+            if not torch.equal(first, ours):
+                differing.add(name)
+        names = set[str]().union(*all_gather_object(differing))
+        return {name: value for name, value in values.items() if name in names}
 
     def _schedule(self) -> dict[str, Any]:
         """The learning rate of each group of parameters, with the scheduler's class and state."""
@@ -178,6 +208,11 @@ def checked(place: Path, recipe: Recipe) -> dict[str, Any]:
                 raise WorkbenchError(f"checkpoint {place}: {section}.{key} is {there!r} there and {here!r} in recipe "
                                      f"{recipe.name!r}: a run resumes with the same model and learning rate: take its "
                                      "recipe, or another folder")
+    mesh = mesh_text(recipe.mesh.axes)
+    if about["buffers_by_rank"] and about["mesh"] != mesh:
+        raise WorkbenchError(f"checkpoint {place}: buffer {about['buffers_by_rank'][0]} has other values on each rank "
+                             f"of mesh {about['mesh']}, and recipe {recipe.name!r} has mesh {mesh}: resume on the mesh "
+                             "that saved it, or take another folder")
     return about
 
 
