@@ -10,7 +10,7 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.fx import GraphModule, Node
 
-from workbench.authoring.author import author
+from workbench.authoring.author import author, author_module
 from workbench.authoring.authored import Authored
 from workbench.passes.registry import register_pass
 from workbench.pipeline.build import Built, build
@@ -18,7 +18,7 @@ from workbench.pipeline.expert_load import routed_layers
 from workbench.recipe.recipe import Recipe
 from workbench.torch_api.determinism import deterministic
 from workbench.torch_api.ops import op_name
-from workbench.world.mesh import current_world
+from workbench.world.mesh import World, current_world
 
 FSDP4, FSDP_TP = {"dp_shard": 4}, {"dp_shard": 2, "tp": 2}
 
@@ -34,6 +34,33 @@ def gradients(authored: Authored) -> dict[str, torch.Tensor]:
     """Each parameter's gradient on this rank, by qualified name."""
     found = {n: p.grad for n, p in authored.module.named_parameters() if p.grad is not None}
     return {n: g.to_local() if isinstance(g, DTensor) else g for n, g in found.items()}
+
+
+class KeyBiased(torch.nn.Module):
+    """A block of a GPT with biases. Attention adds the key's bias to all scores of a row, and softmax takes it out
+    again: in exact arithmetic its gradient is zero.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.norm = torch.nn.Embedding(64, 32), torch.nn.LayerNorm(32)
+        self.q, self.k, self.v, self.up = (torch.nn.Linear(32, 32) for _ in range(4))
+        self.head = torch.nn.Linear(32, 64)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.norm(self.embed(tokens))
+        q, k, v = (layer(x).unflatten(-1, (4, 8)).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        mixed = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + torch.nn.functional.gelu(self.up(mixed.transpose(1, 2).flatten(2)))
+        logits = self.head(x)[:, :-1].flatten(0, 1)
+        return torch.nn.functional.cross_entropy(logits, tokens[:, 1:].flatten())
+
+
+def key_biased() -> Authored:
+    """`KeyBiased` on one rank, this process, with real values."""
+    torch.manual_seed(0)
+    tokens = torch.randint(64, (2, 16))
+    return author_module(KeyBiased(), World("gloo", 1, 0, torch.device("cpu")), None, batch=lambda: (tokens,))
 
 
 def calls(gm: GraphModule, name: str) -> list[Node]:

@@ -2,16 +2,23 @@ import pytest
 import torch
 import torch.distributed as dist
 from graphs_by_hand import C10D, group_name, trace
+from on_ranks import calls, insert, key_biased, user_pass
 
+from workbench.authoring.author import author_module
 from workbench.checks.collectives import all_gather_object
 from workbench.checks.numerics import compare, verdict
 from workbench.checks.record import PassRecord
 from workbench.checks.verdicts import Outcome
+from workbench.graph.capture import capture
+from workbench.graph.lower import compile_step
+from workbench.graph.partition import partition
 from workbench.passes.registry import find_pass
-from workbench.pipeline.proofs.numerics_proof import compare_graphs, revealing
+from workbench.pipeline.proofs.numerics_proof import compare_graphs, compare_on_ranks, prove_numerics, revealing
+from workbench.pipeline.run_passes import run_joint, run_partitioned
 from workbench.recipe.contracts import Numerics, PassContract, Stage
-from workbench.torch_api.aot import clone
+from workbench.torch_api.aot import clone, gradient_of
 from workbench.world.fake import fake_world
+from workbench.world.mesh import World
 
 pytestmark = pytest.mark.integration
 
@@ -72,6 +79,112 @@ def test_order_of_a_sum_of_four_is_allowed_by_reduction_order_alone():
     assert not torch.equal(was, now)
     assert outcome(was, now, EXACT) is Outcome.FAIL
     assert outcome(was, now, ORDER, group_size=4) is Outcome.PASS
+
+
+def replaced(value):
+    """A pass that returns another gradient of the key's bias."""
+
+    def change(gm):
+        output = gm.graph.output_node()
+        place = next(i for i, desc in enumerate(output.meta["desc"]) if gradient_of(desc) == "k.bias")
+        gradient = output.args[0][place]
+        wrong = insert(gm, gradient, torch.ops.aten.full_like.default, gradient, value)
+        output.args = ([*output.args[0][:place], wrong, *output.args[0][place + 1:]],)
+        return gm
+
+    return change
+
+
+def scaled(gm):
+    """A pass that is off by a ten-thousandth."""
+    product = calls(gm, "aten.mm")[-1]
+    more = insert(gm, product, torch.ops.aten.mul.Scalar, product, 1.0001)
+    product.replace_all_uses_with(more, delete_user_cb=lambda user: user is not more)
+    return gm
+
+
+def proved(change, passes=()):
+    """The numerics verdicts of the decomposition, of a lossy pass that `change`s its graph, and of the whole list."""
+    joint = capture(key_biased())
+    with user_pass("changes", change, numerics="lossy", tolerance=5e-6):
+        records = run_joint(joint, ["inductor_decomposition", "changes"])
+        pair = partition(joint)
+        later, bodies = run_partitioned(pair, passes)
+        whole = prove_numerics([*records, *later], compile_step(pair, bodies))
+    return [record.verdict("numerics") for record in records + later] + whole
+
+
+def test_rounding_of_a_gradient_that_is_zero_in_exact_arithmetic_breaks_no_contract():
+    decomposed, same, whole = proved(lambda gm: gm)
+    assert [v.outcome for v in (decomposed, same, whole)] == [Outcome.PASS] * 3
+    assert list(decomposed.evidence["moved"]) == ["gradient of k.bias"] and "moved" not in same.evidence
+    difference, bound = decomposed.evidence["moved"]["gradient of k.bias"]
+    assert 1e-2 < difference < bound and decomposed.evidence["worst"] <= decomposed.evidence["bound"] == 5e-6
+    assert "1 beyond it by rounding alone, as inputs moved by one eps show: gradient of k.bias, " in decomposed.message
+    assert set(whole.evidence["moved"]) == {"gradient of k.bias", "gradient of k.bias, second step"}
+
+
+@pytest.mark.parametrize(("change", "named"), [(replaced(0.1), "k.bias"), (replaced(1e-6), "k.bias"), (scaled, "")])
+def test_a_wrong_gradient_fails_beside_one_that_is_rounding_alone(change, named):
+    decomposed, wrong, whole = proved(change)
+    assert decomposed.outcome is Outcome.PASS
+    for verdict_ in (wrong, whole):
+        assert verdict_.outcome is Outcome.FAIL and f"gradient of {named}" in verdict_.message
+
+
+@pytest.mark.nightly
+def test_inductors_kernels_round_a_zero_gradient_otherwise_too():
+    assert {v.outcome for v in proved(lambda gm: gm, ["full_inductor_compilation"])} == {Outcome.PASS}
+
+
+TIMES = [1.0]
+
+
+class Warming(torch.nn.Module):
+    """A forward that reads and changes a number outside the module, which a capture fixes."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(4))
+
+    def forward(self, x):
+        TIMES[0] *= 0.9
+        return (x * self.weight).sum() * TIMES[0]
+
+
+def test_what_eager_changes_between_two_runs_is_no_rounding():
+    authored = author_module(Warming(), World("gloo", 1, 0, torch.device("cpu")), None,
+                             batch=lambda: (torch.ones(4),))
+    whole = prove_numerics([], compile_step(partition(capture(authored))))
+    assert whole[0].outcome is Outcome.FAIL
+    assert "loss, second step: norm-relative difference 1.1e-01, bound 6.7e-07" in whole[0].message
+
+
+def moved_on_one_rank(rank):
+    """A record whose result is beyond its bound on one rank alone, where every rank has to run `before` once more."""
+    runs = []
+
+    def before(primals, tangents):
+        runs.append(1)
+        return [primals[0] - (primals[0] + 1e-7)]
+
+    def after(primals, tangents):
+        return [before(primals, tangents)[0] * (1.01 if dist.get_rank() == rank else 1.0)]
+
+    with torch.no_grad():
+        gm = trace(lambda p, t: [p - (p + 1e-7)], torch.ones(4), torch.ones(()))
+    one, other = clone(gm), clone(gm)
+    one.forward, other.forward = before, after
+    record, x = joint(one, other), torch.linspace(1.0, 2.0, 4)
+    inputs = [x], [], 1
+    compared = compare_on_ranks(record, *inputs, compare_graphs(record, *inputs))
+    return len(runs), verdict(compared).outcome
+
+
+@pytest.mark.ranks
+def test_all_ranks_run_the_graph_as_often_as_the_rank_that_needs_it(pool2):
+    assert pool2.run(moved_on_one_rank, 1) == [(5, Outcome.PASS)] * 2
+    assert pool2.run(moved_on_one_rank, 2) == [(2, Outcome.PASS)] * 2
 
 
 def test_writes_to_inputs_are_compared_too():

@@ -8,18 +8,21 @@ import re
 import pytest
 import torch
 import torch.distributed as dist
-from bad_passes import JOINT, PARTITIONED, RECIPE, TINY, find_all, takes_gelu
+from bad_passes import JOINT, PARTITIONED, RECIPE, TINY, find_all, reread, takes_gelu
 from faults import GATHER, SCATTER, without_metadata
 from graphs_by_hand import group_name, named
-from on_ranks import calls, user_pass
+from on_ranks import calls, insert, key_biased, user_pass
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from workbench import Numerics, PassContract, PassRecord, Stage
 from workbench.cli import main
 from workbench.errors import WorkbenchError
+from workbench.graph.capture import capture
+from workbench.graph.read.nodes import module_path
 from workbench.lab.bisect import Bisection, bisect, search
 from workbench.lab.bisect.nodes import Matching, trace
 from workbench.passes.registry import RegisteredPass, graph_changed
+from workbench.pipeline.run_passes import run_joint
 from workbench.torch_api.aot import clone
 
 pytestmark = pytest.mark.integration
@@ -171,7 +174,33 @@ def test_values_are_found_under_other_names_and_a_lost_value_is_not():
     assert len(same.same) == 4 and same.suspects() == [] and same.wrong_outputs() == []
     named(after, "aten.sin")[0].target = torch.ops.aten.cos.default
     wrong = Matching(run(before), run(after), bitwise)
+    assert wrong.suspects() == [("joint", "other_3")] and wrong.first() is None  # another operator, and no source line
+    for gm, name in ((before, "aten.sin"), (after, "aten.cos")):
+        named(gm, name)[0].meta["stack_trace"] = 'File "model.py", line 7, in forward\n    return x.exp().sin()'
+    wrong = Matching(run(before), run(after), bitwise)
     assert wrong.first() == (("joint", "other_3"), ("joint", "sin"))
+
+
+def test_nodes_that_a_retrace_numbered_otherwise_are_paired_by_operator_and_inputs():
+    before = make_fx(lambda x, y: [x * 2, y * 2])(X, Y)
+    after = make_fx(lambda x, y: [y * 2, x * 3][::-1])(X, Y)
+    wrong = Matching(run(before), run(after), bitwise)
+    assert wrong.first() == (("joint", "mul_1"), ("joint", "mul"))
+
+
+def off_by_a_hundredth(gm):
+    weight = next(n for n in calls(gm, "aten.mm") if module_path(n) == "up")
+    reread(weight, insert(gm, weight, torch.ops.aten.mul.Scalar, weight, 1.01))
+    return gm
+
+
+def test_rounding_of_a_zero_gradient_is_passed_over_and_the_fault_behind_it_is_reached():
+    joint = capture(key_biased())
+    inputs = search.inputs_of(joint)
+    with user_pass("off", off_by_a_hundredth, numerics="lossy", tolerance=5e-6):
+        first, _ = search.first_wrong(run_joint(joint, ["inductor_decomposition", "off"]), inputs)
+    assert first.record == "off" and first.before.operator == "aten.mm" and first.after.operator == "aten.mul.Scalar"
+    assert first.before.module == first.after.module == "up"
 
 
 def test_a_graph_that_raises_is_found_at_its_node_and_a_compiled_one_is_named_alone(monkeypatch):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,6 +14,8 @@ from workbench.recipe.contracts import Numerics, PassContract
 from workbench.torch_api.ops import is_fake
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_TIMES_MOVED = 8.0
+"""A result may differ by this many times what it moves where the inputs move by one eps."""
 
 
 def reduction_order_bound(dtype: torch.dtype, group_size: int) -> float:
@@ -80,6 +82,43 @@ def compare_one(a: Any, b: Any, bound: float | None) -> tuple[str, float]:
     return "" if relative <= bound else problem, relative
 
 
+def allowance(value: Any, moved: Any) -> float:
+    """The norm-relative difference that rounding alone may make of a result: eight times that of `moved`, its value on
+    inputs that `moved_by_eps` made.
+
+    It is 0 for zeros, for integers, and where the two are NaN or infinite in different places.
+    """
+    relative = compare_one(value, moved, 0.0)[1]
+    return _TIMES_MOVED * relative if math.isfinite(relative) else 0.0
+
+
+def moved_by_eps(values: Sequence[Any], eps: float) -> list[Any]:
+    """Copies of the floating-point tensors, each element times 1 + eps or 1 - eps; the other values as they are.
+
+    The signs are a fixed pattern, the same on every rank, as replicated parameters must be. float8 stays: it has no
+    arithmetic.
+    """
+    moved = []
+    for place, value in enumerate(values):
+        if (
+            isinstance(value, torch.Tensor)
+            and value.is_floating_point()
+            and value.dtype.itemsize > 1
+        ):
+            generator = torch.Generator().manual_seed(place)
+            signs = 2 * torch.randint(2, value.shape, generator=generator).double() - 1
+            value = value.detach().clone().mul_((1 + eps * signs).to(value.device, value.dtype))
+        moved.append(value)
+    return moved
+
+
+def eps_of(graphs: Sequence[torch.fx.GraphModule]) -> float:
+    """That of the lowest floating dtype in which the graphs compute; float8 has no arithmetic, and does not count."""
+    values = [node.meta.get("val") for graph in graphs for node in graph.graph.nodes]
+    wide = [v for v in values if isinstance(v, torch.Tensor) and v.dtype.itemsize > 1]
+    return torch.finfo(coarsest(wide)).eps
+
+
 def copies(values: Sequence[Any]) -> list[Any]:
     """Clones of the tensors and the other values as they are, for a run that may write to its inputs."""
     return [v.detach().clone() if isinstance(v, torch.Tensor) else v for v in values]
@@ -102,7 +141,8 @@ class Comparison:
     """What one rank found, comparing two runs' outputs under a contract.
 
     bound: norm-relative; None where the contract asks for equal bits. problems: one line for each output that breaks
-    the contract. worst: the largest norm-relative difference of all outputs. unknown: why nothing was compared.
+    the contract. worst: the largest norm-relative difference of all outputs but those of `moved`. moved: the outputs
+    beyond the bound, and within `allowance`, by name: (difference, allowance). unknown: why nothing was compared.
     """
 
     contract: str
@@ -110,16 +150,17 @@ class Comparison:
     outputs: int = 0
     problems: tuple[str, ...] = ()
     worst: float = 0.0
+    moved: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     unknown: str = ""
 
 
 def compare(before: Sequence[Any], after: Sequence[Any], contract: PassContract, *, group_size: int = 1,
-            names: Sequence[str] | None = None) -> Comparison:
+            names: Sequence[str] | None = None, moved: Sequence[Any] | None = None) -> Comparison:
     """Compare two runs' flat outputs under the contract, on this rank.
 
     EXACT: the same bits, and NaN where NaN was. REDUCTION_ORDER: `reduction_order_bound` of the outputs' coarsest
     dtype. LOSSY: the contract's tolerance. Both bounds are norm-relative for each output. names: of the outputs, for
-    the message.
+    the message. moved: the outputs before on inputs that `moved_by_eps` made, where `allowance` may widen a bound.
     """
     title = str(contract.numerics)
     if any(map(is_fake, [*before, *after])):
@@ -129,13 +170,20 @@ def compare(before: Sequence[Any], after: Sequence[Any], contract: PassContract,
         return Comparison(title, None, len(before), (problem,), math.inf)
     limit = bound_of(contract, coarsest([*before, *after]), group_size)
     problems: list[str] = []
-    worst = 0.0
+    worst, widened = 0.0, dict[str, tuple[float, float]]()
     for i, (a, b) in enumerate(zip(before, after, strict=True)):
+        name = names[i] if names else f"output {i}"
         problem, relative = compare_one(a, b, limit)
+        if problem and limit is not None and moved is not None:
+            wide = max(limit, allowance(a, moved[i]))
+            problem, relative = compare_one(a, b, wide)
+            if not problem:
+                widened[name] = relative, wide
+                continue
         worst = max(worst, relative)
         if problem:
-            problems.append(f"{names[i] if names else f'output {i}'}: {problem}")
-    return Comparison(title, limit, len(before), tuple(problems), worst)
+            problems.append(f"{name}: {problem}")
+    return Comparison(title, limit, len(before), tuple(problems), worst, widened)
 
 
 def verdict(ranks: Sequence[Comparison]) -> Verdict:
@@ -155,12 +203,22 @@ def _of_rank(comparison: Comparison) -> Verdict:
     if comparison.unknown:
         return Verdict("numerics", Outcome.UNKNOWN, comparison.unknown)
     outputs, problems, bound = comparison.outputs, comparison.problems, comparison.bound
-    evidence = {"contract": comparison.contract, "bound": bound, "worst": comparison.worst,
-                "outputs": outputs, "wrong": len(problems)}
+    evidence: dict[str, Any] = {
+        "contract": comparison.contract, "bound": bound, "worst": comparison.worst,
+        "outputs": outputs, "wrong": len(problems),
+    }
+    if comparison.moved:
+        evidence["moved"] = dict(comparison.moved)
     if problems:
         text = f"{len(problems)} of {outputs} outputs break '{comparison.contract}'; {problems[0]}"
         return Verdict("numerics", Outcome.FAIL, text, evidence)
     within = "bitwise"
     if bound is not None:
         within = f"norm-relative at most {comparison.worst:.1e}, bound {bound:.1e}"
+    if comparison.moved:
+        name, (relative, wide) = max(comparison.moved.items(), key=lambda entry: entry[1])
+        within += (
+            f"; {len(comparison.moved)} beyond it by rounding alone, as inputs moved by one eps show:"
+            f" {name}, {relative:.1e}, bound {wide:.1e}"
+        )
     return Verdict("numerics", Outcome.PASS, f"{outputs} outputs, {within}", evidence)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Interpreter, Node
 
-from workbench.checks.numerics import compare_one
+from workbench.checks.numerics import allowance, compare_one
 from workbench.graph.callables import graph_of
 from workbench.graph.partition import saved_nodes
 from workbench.graph.read.memory import Flow
@@ -30,7 +31,8 @@ Bound = Callable[[torch.Tensor, torch.Tensor], float | None]
 @dataclass
 class Value:
     """The result of one node. reads: the nodes from which it is computed. origin: module, line and direction.
-    tensors: host copies by item, 0 for a plain tensor; empty for the step's inputs and for sizes.
+    tensors: host copies by item, 0 for a plain tensor; empty for the step's inputs and for sizes. allowed: by item, how
+    far the value may be off by rounding alone, norm-relative, as `allow` notes it.
     """
 
     node: Node
@@ -38,18 +40,25 @@ class Value:
     reads: tuple[Key, ...]
     origin: tuple[str, str, bool]
     tensors: dict[int, torch.Tensor] = field(default_factory=dict, repr=False)
+    allowed: dict[int, float] = field(default_factory=dict, repr=False)
+
+    @property
+    def recorded(self) -> bool:
+        """Whether its source line is known."""
+        return bool(self.origin[1])
 
 
 @dataclass
 class Trace:
     """One run. outputs: the results and the gradients, without the saved tensors; producers: the node of each, None for
-    a constant. raised: the node at which the run ended, and why.
+    a constant. raised: the node at which the run ended, and why. allowed: as that of a `Value`, by output.
     """
 
     values: dict[Key, Value] = field(default_factory=dict)
     outputs: list[Any] = field(default_factory=list)
     producers: list[Key | None] = field(default_factory=list)
     raised: tuple[Key, str] | None = None
+    allowed: list[float] = field(default_factory=list)
 
 
 class _Recorder(Interpreter):
@@ -129,11 +138,27 @@ def trace(record: PassRecord, bodies: Sequence[Any], inputs: list[Any], tangents
     return run
 
 
+def allow(before: Trace, moved: Trace) -> None:
+    """Note in `before` what `allowance` says of each value and output, by a run on inputs moved by one eps."""
+    for key, value in before.values.items():
+        far = moved.values[key].tensors if key in moved.values else {}
+        value.allowed = {
+            item: allowance(value.tensors[item], far[item]) for item in value.tensors if item in far
+        }
+    outputs = zip(before.outputs, moved.outputs, strict=False)
+    before.allowed = [allowance(value, far) for value, far in outputs]
+
+
+def _problem(was: Any, now: Any, bound: Bound, allowed: float) -> str:
+    limit = bound(was, now)
+    return compare_one(was, now, limit if limit is None else max(limit, allowed))[0]
+
+
 def difference(a: Value, b: Value, bound: Bound) -> str:
     """How the first item that breaks the contract differs; "" where the values are equal within it."""
     for item in sorted(a.tensors.keys() & b.tensors.keys()):
-        was, now = a.tensors[item], b.tensors[item]
-        if problem := compare_one(was, now, bound(was, now))[0]:
+        allowed = a.allowed.get(item, 0.0)
+        if problem := _problem(a.tensors[item], b.tensors[item], bound, allowed):
             return f"item {item}: {problem}" if len(a.tensors) > 1 else problem
     return ""
 
@@ -141,8 +166,9 @@ def difference(a: Value, b: Value, bound: Bound) -> str:
 class Matching:
     """`same` maps nodes of `after` to the nodes of `before` that have the same value. Other nodes are new or wrong.
 
-    The counterpart of such a node is the node of the same name, where both come from the same line of the same module;
-    else the node that had its place among a reader's arguments or among the outputs; else one with the same inputs.
+    The counterpart of such a node comes from the same line of the same module. It is the node with the same operator
+    and inputs; else that of the same name; else that which had its place among a reader's arguments or the outputs;
+    else one with the same inputs. Where no line is known, the operators must agree. Other nodes have no counterpart.
     """
 
     def __init__(self, before: Trace, after: Trace, bound: Bound):
@@ -162,6 +188,10 @@ class Matching:
             if not value.tensors and self.right.issuperset(value.reads):
                 self.right.add(key)
 
+    def _related(self, value: Value, other: Value) -> bool:
+        alike = value.recorded or value.node.target == other.node.target
+        return alike and value.origin == other.origin
+
     def _elsewhere(self, value: Value, taken: Collection[Key]) -> Key | None:
         """A node before with this value under another name; where its own name is left, a lost one of the same line."""
         for other in self.alike.get(_shapes(value), ()):
@@ -173,36 +203,46 @@ class Matching:
     def namesake(self, key: Key) -> Key | None:
         """The node of the same name before, if both come from the same place."""
         a, b = self.before.values.get(key), self.after.values.get(key)
-        return key if a is not None and b is not None and a.origin == b.origin else None
+        return key if a is not None and b is not None and self._related(b, a) else None
 
     def _by_place(self, key: Key) -> Key | None:
-        node = self.after.values[key].node
+        node, places = self.after.values[key].node, list[Key]()
         for reader in node.users:
             twin = self.namesake((key[0], reader.name))
             if twin is None or reader.op == "output":
                 continue
             for now, was in zip(arguments(reader), arguments(self.before.values[twin].node), strict=False):
                 if now is node and isinstance(was, Node) and (twin[0], was.name) in self.before.values:
-                    return twin[0], was.name
+                    places.append((twin[0], was.name))
         for now, was in zip(self.after.producers, self.before.producers, strict=False):
-            if now == key:
-                return was
+            if now == key and was is not None:
+                places.append(was)
+        related = [p for p in places if self._related(self.after.values[key], self.before.values[p])]
+        return related[0] if related else None
+
+    def _by_reads(self, key: Key, *, operator: bool) -> Key | None:
+        """Where names do not help: a node of the same shape and inputs whose value is lost; of the same operator too
+        where `operator` says so.
+        """
+        value, kept = self.after.values[key], set(self.same.values())
+        reads = tuple(self.same.get(read) or self._input(read) for read in value.reads)
+        for twin in self.alike.get(_shapes(value), ()):
+            agree = twin.node.target == value.node.target or not operator
+            if agree and reads and twin.reads == reads and twin.key not in kept and self._related(value, twin):
+                return twin.key
         return None
 
-    def _by_reads(self, key: Key, claimed: Collection[Key | None]) -> Key | None:
-        """Where names do not help: a node of the same shape and inputs whose value is lost."""
-        value, kept = self.after.values[key], set(self.same.values())
-        reads = tuple(self.same.get(read) for read in value.reads)
-        alike = [twin for twin in self.alike.get(_shapes(value), ()) if reads and twin.reads == reads
-                 and twin.key not in kept and twin.key not in claimed]
-        alike.sort(key=lambda twin: twin.node.target != value.node.target)
-        return alike[0].key if alike else None
+    def _input(self, key: Key) -> Key | None:
+        """A step's input of the same name: it has no value, and its node is its own counterpart."""
+        value = self.before.values.get(key)
+        return key if value is not None and value.node.op == "placeholder" and not value.reads else None
 
     def wrong_outputs(self) -> list[int]:
         """Indices of the outputs in which the two runs differ."""
-        pairs = enumerate(zip(self.before.outputs, self.after.outputs, strict=False))
-        return [i for i, (a, b) in pairs if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)
-                and compare_one(a, b, self.bound(a, b))[0]]
+        allowed = self.before.allowed or [0.0] * len(self.before.outputs)
+        pairs = enumerate(zip(self.before.outputs, self.after.outputs, allowed, strict=False))
+        return [i for i, (a, b, far) in pairs if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)
+                and _problem(a, b, self.bound, far)]
 
     def suspects(self) -> list[Key]:
         """The wrong nodes that reach a wrong output through wrong nodes only, in node order."""
@@ -214,12 +254,13 @@ class Matching:
     def first(self) -> tuple[Key, Key] | None:
         """The first suspect that has a counterpart, and the counterpart; its inputs are right, or added by the pass."""
         wrong = [key for key in self.suspects() if self.after.values[key].tensors]
-        known = {key: self.namesake(key) or self._by_place(key) for key in wrong}
-        for key, twin in known.items():
-            twin = twin or self._by_reads(key, known.values())
-            if twin is not None:
-                return key, twin
-        return None
+        twins = {key: self._by_reads(key, operator=True) for key in wrong}
+        for find in (self.namesake, self._by_place, partial(self._by_reads, operator=False)):
+            for key in wrong:
+                twin = None if twins[key] else find(key)
+                if twin is not None and twin not in twins.values():
+                    twins[key] = twin
+        return next(((key, twin) for key, twin in twins.items() if twin is not None), None)
 
 
 def arguments(node: Node) -> list[Any]:
@@ -277,7 +318,7 @@ class Found:
 def wrong_node(whole: Found, before: Trace, after: Trace, bound: Bound) -> tuple[int, Found] | None:
     """This rank's first wrong node, or wrong output where all nodes are right, with its place in node order."""
     matching = Matching(before, after, bound)
-    outputs = [i for i in matching.wrong_outputs() if before.producers[i] and after.producers[i]]
+    outputs = [i for i in matching.wrong_outputs() if before.producers[i] and after.producers[i] in matching.right]
     key: Key | None
     twin: Key | None
     if after.raised is not None:

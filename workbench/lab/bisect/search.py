@@ -19,12 +19,20 @@ from workbench.errors import UnusableGraph, WorkbenchError
 from workbench.graph.capture import JointGraph
 from workbench.graph.lower import compile_step
 from workbench.graph.partition import partition
-from workbench.lab.bisect.nodes import Found, trace, wrong_node
+from workbench.lab.bisect.nodes import Found, allow, trace, wrong_node
 from workbench.pipeline.build import build
 from workbench.pipeline.progress import Post, Progress
-from workbench.pipeline.proofs.numerics_proof import compare_graphs, group_size, real_inputs, revealing
+from workbench.pipeline.proofs.numerics_proof import (
+    compare_graphs,
+    compare_on_ranks,
+    group_size,
+    moved_inputs,
+    real_inputs,
+    revealing,
+)
 from workbench.pipeline.recipe_ranks import WorldChoice, on_ranks, runnable
 from workbench.pipeline.run_passes import PassRecord
+from workbench.recipe.contracts import Numerics
 from workbench.recipe.files import print_result, writable
 from workbench.recipe.recipe import Recipe
 from workbench.recipe.wording import first_line, json_text
@@ -190,7 +198,7 @@ def _first_departure(record: PassRecord, inputs: Inputs) -> Found | None:
     except Exception as error:
         raised = f"its graph raises {type(error).__name__}: {first_line(error)}"
         mine = numerics.Comparison(str(record.item.contract.numerics), None, 1, (raised,), math.inf)
-    comparisons = all_gather_object(mine)
+    comparisons = compare_on_ranks(record, inputs.primals, inputs.tangents, inputs.size, mine)
     verdict = numerics.verdict(comparisons)
     if verdict.outcome is not Outcome.FAIL:
         return None
@@ -199,6 +207,10 @@ def _first_departure(record: PassRecord, inputs: Inputs) -> Found | None:
     after = trace(record, record.after, inputs.primals, inputs.tangents)
     if before is None or after is None:
         return whole
+    if record.item.contract.numerics is not Numerics.EXACT:
+        far = trace(record, record.before, *moved_inputs(record, inputs.primals, inputs.tangents))
+        if far is not None:
+            allow(before, far)
     coarse = torch.empty(0, dtype=numerics.coarsest(before.outputs))
 
     def bound(a: torch.Tensor, b: torch.Tensor) -> float | None:
@@ -211,7 +223,7 @@ def _first_departure(record: PassRecord, inputs: Inputs) -> Found | None:
         rank: entry for rank, entry in enumerate(all_gather_object(node)) if entry is not None
     }
     if not by_rank:
-        return replace(whole, difference="the same graphs, run node by node, gave no difference")
+        return replace(whole, difference="no node that differs has a counterpart in the graph before")
     # a rank's error reaches other ranks through a collective alone, which comes later
     _, first = min(by_rank.values(), key=lambda entry: entry[0])
     return replace(first, ranks=tuple(rank for rank, (_, entry) in by_rank.items() if entry.after == first.after))

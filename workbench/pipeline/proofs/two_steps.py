@@ -5,12 +5,14 @@ A second step shows what the first cannot: a number that a capture fixed, and th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 
+from workbench.checks.numerics import moved_by_eps
 from workbench.graph.attributes import changed_attributes, module_attributes
 from workbench.graph.lower import Step
 from workbench.graph.read.memory import inputs_written
@@ -24,12 +26,25 @@ Results = dict[str, Any]
 LEARNING_RATE = 1e-3
 
 
-def two_steps(step: Step, batches: Sequence[tuple[Any, ...]]) -> tuple[Results, Results]:
+@contextmanager
+def _moved(module: nn.Module, batch: Sequence[Any], eps: float) -> Iterator[tuple[Any, ...]]:
+    """Inside, the parameters are moved by `eps`, each element up or down; gives the batch, moved too."""
+    shards = [shard_of(parameter).detach() for parameter in module.parameters()]
+    with restoring(shards):
+        for shard, value in zip(shards, moved_by_eps(shards, eps), strict=True):
+            shard.copy_(value)
+        yield tuple(moved_by_eps(batch, eps))
+
+
+def two_steps(
+    step: Step, batches: Sequence[tuple[Any, ...]], *, eps: float = 0.0
+) -> tuple[Results, Results]:
     """(eager, compiled): the results of one step for each batch by name, and the attributes that eager changes.
 
     Between the steps AdamW updates the parameters by eager's gradients. The compiled step starts from eager's state:
     an update of its own would turn the rounding of a zero gradient into a whole learning rate. Parameters, buffers,
-    gradients and random numbers are unchanged afterwards.
+    gradients and random numbers are unchanged afterwards. eps: where it is not 0, eager stands in for the compiled
+    step, with parameters and batch moved by it.
     """
     module, written = step.module, written_in_place(step)
     eager, compiled = Results(), Results()
@@ -42,7 +57,11 @@ def two_steps(step: Step, batches: Sequence[tuple[Any, ...]]) -> tuple[Results, 
                 module.zero_grad()
             ending = ", second step" if number else ""
             with restoring_module(module, written):
-                results = one_step(module, step, batch, number, written)
+                if eps:
+                    with _moved(module, batch, eps) as moved:
+                        results = one_step(module, module, moved, number, written)
+                else:
+                    results = one_step(module, step, batch, number, written)
             compiled |= {name + ending: value for name, value in results.items()}
             buffers = [name + ending for name in results if name.startswith("buffer ")]
             before = module_attributes(module)
@@ -57,12 +76,28 @@ def two_steps(step: Step, batches: Sequence[tuple[Any, ...]]) -> tuple[Results, 
     return eager, compiled
 
 
-def optimizer_steps(step: Step, batch: tuple[Any, ...]) -> tuple[Results, Results]:
+def optimizer_steps(
+    step: Step, batches: Sequence[tuple[Any, ...]], *, eps: float = 0.0
+) -> tuple[Results, Results]:
     """(eager, compiled): loss, norm, parameters, buffers and states after one step of the eager loop, and of a step
-    that has an optimizer.
+    that has an optimizer, on the first batch; eps as of `two_steps`.
 
     Both start from what module and optimizer hold now, which is unchanged afterwards.
     """
+    batch = batches[0]
+    eager = _eager_loop(step, batch)
+    if eps:
+        with _moved(step.module, batch, eps) as moved:
+            return eager, _eager_loop(step, moved)
+    names = [name for name, _ in step.module.named_parameters()]
+    assert step.optimizer is not None
+    with restoring_module(step.module, names), restoring(step.states), seeded(0):
+        compiled = _left(step.module, step.optimizer, *step(*batch))
+    return eager, compiled
+
+
+def _eager_loop(step: Step, batch: Sequence[Any]) -> Results:
+    """What a step of the eager loop leaves, from copies of the optimizer's states."""
     names = [name for name, _ in step.module.named_parameters()]
     optimizer = optimizer_of(step.pair.authored)
     assert step.optimizer is not None
@@ -72,10 +107,7 @@ def optimizer_steps(step: Step, batch: tuple[Any, ...]) -> tuple[Results, Result
         optimizer.state[parameter] = {key: value.detach().clone() for key, value in state.items()}
     with restoring_module(step.module, names), seeded(0), torch.enable_grad():
         loop = apart(step.pair.authored, step.module, optimizer)
-        eager = _left(step.module, optimizer, *loop(*batch))
-    with restoring_module(step.module, names), restoring(step.states), seeded(0):
-        compiled = _left(step.module, step.optimizer, *step(*batch))
-    return eager, compiled
+        return _left(step.module, optimizer, *loop(*batch))
 
 
 def _left(
