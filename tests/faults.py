@@ -33,6 +33,36 @@ def lost_output(gm):
     return gm
 
 
+def outputs_reversed(gm):
+    output = gm.graph.output_node()
+    output.args = (list(output.args[0])[::-1],)
+    return gm
+
+
+def none_for_an_output(gm):
+    output = gm.graph.output_node()
+    values = list(output.args[0])
+    last = max(i for i, value in enumerate(values) if value is not None)
+    output.args = ([*values[:last], None, *values[last + 1:]],)
+    return gm
+
+
+def output_without_arguments(gm):
+    gm.graph.output_node().args = ()
+    return gm
+
+
+def empty_graph(gm):
+    return GraphModule(gm, Graph())
+
+
+def unknown_group(gm):
+    gather = next(iter(calls(gm, GATHER)), None)
+    if gather is not None:
+        gather.args = (*gather.args[:2], "nope")
+    return gm
+
+
 def without_metadata(gm):
     """A new graph, node by node, and no node's metadata."""
     copied, made = Graph(), {}

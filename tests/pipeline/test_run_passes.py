@@ -7,12 +7,14 @@ import sys
 
 import cloudpickle
 import faults
+import on_ranks
 import pytest
 import torch
 from on_ranks import FSDP_TP, build_with, calls, insert, outcomes, small, user_pass
 
 from workbench import Effect, Options, Outcome, PassSpec, author, build, capture, facts_of, partition
 from workbench.errors import UnusableGraph, WorkbenchError
+from workbench.passes.registry import find_pass
 from workbench.passes.reshard_after_forward import gathered_weights_freed, tags_differ
 from workbench.pipeline.run_passes import each_no_effect, run_joint, run_partitioned, saved_bytes
 
@@ -54,13 +56,26 @@ def test_a_pass_that_breaks_leaves_the_graph_before_it(joint):
                                     f"{code.co_firstlineno + 3}, in edited_then_raises: "
                                     "raise ValueError(\"no bucket fits\"))"),
         (lambda gm: torch.ones(2) @ torch.ones(3), r"in <lambda>: (lambda gm: torch.ones(2) @ torch.ones(3)"),
+        (lambda gm: torch.fx.GraphModule.__new__(torch.fx.GraphModule), "returned GraphModuleImpl without a graph: "),
+        (lambda gm: find_pass("nope"), f"({__file__}, line "),
     ]:
-        with pytest.raises(WorkbenchError, match=f"^pass 'bad' on the joint graph .*{re.escape(said)}"):
+        with pytest.raises(WorkbenchError, match=f"^pass 'bad' on the joint graph.*{re.escape(said)}"):
             run_one(joint, function)
         assert joint.graph is before and len(before.graph.nodes) == nodes
         assert facts_of(before).groups == groups
     before.graph.lint()
     run_one(joint, lambda gm: gm)  # and it can be worked on
+
+
+def test_an_interrupt_inside_a_pass_stays_one_and_notes_the_pass_and_the_line(joint):
+    def stops(gm):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        run_one(joint, stops)
+    line = stops.__code__.co_firstlineno + 1
+    place = f"({__file__}, line {line}, in stops: raise KeyboardInterrupt)"
+    assert caught.value.__notes__ == [f"in pass 'bad' on the joint graph {place}"]
 
 
 def test_a_pass_works_on_a_copy(joint):
@@ -174,12 +189,18 @@ def test_a_strict_recipe_refuses_a_pass_without_effect(pool2):
 
 UNUSABLE = [(faults.without_metadata, r"nodes have no meta\['val'\], \w+ first"),
             (faults.lost_output, r"outputs before, .+ after \(lost .+\): return as many"),
-            (faults.out_of_order, "the graph is malformed")]
+            (faults.out_of_order, "the graph is malformed"),
+            (faults.empty_graph, "it has no output node at its end"),
+            (faults.output_without_arguments, "its output node has no arguments"),
+            (faults.outputs_reversed, r"output 0 \(\w+\) was float32\[\] on cpu and is NoneType"),
+            (faults.none_for_an_output, r"output \d+ \(None\) was .+ and is NoneType"),
+            (faults.unknown_group, "is of process group 'nope', which does not exist: take one of facts_of")]
 
 
 @pytest.mark.parametrize(("fault", "said"), UNUSABLE)
 def test_a_graph_that_no_stage_can_take_stops_there_and_names_the_pass(captured, fault, said):
-    named = rf"^pass 'bad' left a graph that the next stage cannot use: .*{said}"
+    at = rf" \(defined at {on_ranks.__file__}, line \d+\)$"
+    named = rf"^pass 'bad' left a graph that the next stage cannot use: .*{said}.*{at}"
     with captured.fork() as joint, user_pass("bad", fault) as name:
         assert run_joint(joint, [name])[0].verdict("lint").outcome is Outcome.FAIL
         for go_on in (lambda: run_joint(joint, [name]), lambda: partition(joint), joint.fork):

@@ -14,7 +14,16 @@ from workbench.graph.read.collectives import readers_of
 from workbench.graph.read.memory import item_roots, roots
 from workbench.recipe.wording import differing, first_line
 from workbench.torch_api import aot
-from workbench.torch_api.ops import aliased_inputs, calls_of, host_copy, is_async_launch, waits, writes, written_inputs
+from workbench.torch_api.ops import (
+    aliased_inputs,
+    calls_of,
+    group_ranks,
+    host_copy,
+    is_async_launch,
+    waits,
+    writes,
+    written_inputs,
+)
 
 MALFORMED = "the graph is malformed"
 NODE_KINDS = ("placeholder", "get_attr", "call_function", "output")
@@ -29,6 +38,8 @@ def form(gm: torch.fx.GraphModule) -> list[str]:
     nodes = list(gm.graph.nodes)
     if not nodes or nodes[-1].op != "output":
         return [f"{MALFORMED}: it has no output node at its end"]
+    if not nodes[-1].args:
+        return [f"{MALFORMED}: its output node has no arguments"]
     return [f"node {n.name} is a {n.op}: the next stage accepts {', '.join(NODE_KINDS)}"
             for n in nodes if n.op not in NODE_KINDS]
 
@@ -49,9 +60,28 @@ def _boundary(before: Snapshot, after: Snapshot) -> tuple[list[str], list[str]]:
         unusable.append(f"{len(before.outputs)} outputs before, {len(after.outputs)} after{lost}: return as many, in "
                         "the same order")
     for i, ((_, old), (name, new)) in enumerate(zip(before.outputs, after.outputs, strict=False)):
-        if old != new and not unusable:
-            problems.append(f"output {i} ({name}) was {old} and is {new}")
+        if old != new and len(before.outputs) == len(after.outputs):
+            # a caller can cast a value, and no more; a node may lack meta['val']
+            unknown = new == "NoneType" and name != "None"
+            usable = unknown or _without_dtype(old) == _without_dtype(new)
+            sentences = problems if usable else unusable
+            sentences.append(f"output {i} ({name}) was {old} and is {new}")
     return unusable, problems
+
+
+def _without_dtype(face: str) -> str:
+    """Shape and device of a value on the boundary; the type of what is no tensor."""
+    return face[face.find("["):] if "[" in face else face
+
+
+def _unknown_groups(gm: torch.fx.GraphModule, before: Snapshot, after: Snapshot) -> list[str]:
+    """Collectives of process groups that no one knows: the graph before, the facts, and this process."""
+    groups = {*facts_of(gm).group_sizes, *(collective.group for collective in before.collectives)}
+    return [
+        f"{c.node} is of process group {c.group!r}, which does not exist: take one of facts_of(gm).groups"
+        for c in after.collectives
+        if c.group not in groups and group_ranks(c.group) is None
+    ]
 
 
 def _without_values(gm: torch.fx.GraphModule) -> list[str]:
@@ -183,7 +213,7 @@ def problems_of(before: torch.fx.GraphModule, after: object) -> tuple[list[str],
         return unusable, []
     old, new = reading(snapshot, before), reading(snapshot, after)
     unusable, problems = _boundary(old, new)
-    unusable += _without_values(after)
+    unusable += _without_values(after) + _unknown_groups(after, old, new)
     problems += unwaited(after) + wrong_results(before, after) + scaled_operands(after)
     if facts_of(after).part == "step":
         problems += stale_reads(after)

@@ -5,6 +5,7 @@ A verdict is computed when it is shown. What a check has read of graphs that cha
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -15,7 +16,7 @@ from torch.fx import GraphModule
 from workbench.checks import collectives, effect, lint, numerics
 from workbench.checks.authoring import check_authoring
 from workbench.checks.verdicts import Outcome, Verdict, verdict_of, worst
-from workbench.errors import UnusableGraph, no_exit
+from workbench.errors import UnusableGraph, no_exit, shown_file
 from workbench.graph.facts import Known, Order, reading
 from workbench.graph.read.diff import GraphDiff, diff
 from workbench.passes.effect import Effect
@@ -95,7 +96,7 @@ class PassRecord:
         """The error for a later stage that is given the graphs of this record; None where it can take them."""
         verdict = check_lint(self, self.known)
         if verdict and verdict.evidence.get("unusable"):
-            return UnusableGraph(self.name, verdict.message)
+            return UnusableGraph(self.name, verdict.message + _defined_at(self.item))
         return None
 
     def fork(self, known: Known) -> PassRecord:
@@ -138,6 +139,14 @@ class PassRecord:
 
     def __repr__(self) -> str:
         return f"PassRecord({self.name}, {self.stage}, {self.outcome}: {'; '.join(map(str, self.verdicts))})"
+
+
+def _defined_at(item: RegisteredPass) -> str:
+    """` (defined at FILE, line N)` of a user's pass; "" for one of the package."""
+    code = getattr(inspect.unwrap(item.function), "__code__", None)
+    if item.contract.source != "user" or code is None:
+        return ""
+    return f" (defined at {shown_file(code.co_filename)}, line {code.co_firstlineno})"
 
 
 def _tags(graph: Any) -> dict[str, str]:

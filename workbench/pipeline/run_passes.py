@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Literal, Protocol
 
 from pydantic import ValidationError
-from torch.fx import GraphModule
+from torch.fx import Graph, GraphModule
 
 from workbench.checks import collectives
 from workbench.checks.record import PassRecord
@@ -114,15 +114,22 @@ def apply_pass(
     try:
         with no_exit(where):
             result = item.function(graph_or_body, example_inputs, options=options)
-    except WorkbenchError:
-        raise
+    except WorkbenchError as error:
+        place = place_of(error)
+        if not place or repr(item.name) in str(error):
+            raise
+        raise WorkbenchError(f"{where}: {error}{place}") from error
     except Exception as error:
         problem = f"{type(error).__name__}: {error}{place_of(error)}"
         raise WorkbenchError(f"{where} raised {problem}") from error
-    if not (callable(result) if callables else isinstance(result, GraphModule)):
+    except BaseException as error:  # an interrupt stays one
+        error.add_note(f"in {where}{place_of(error)}")
+        raise
+    if not (callable(result) if callables else isinstance(getattr(result, "graph", None), Graph)):
         graphs = "the GraphModule, also where it was changed in place"
         wanted = "a callable" if callables else graphs
-        raise WorkbenchError(f"{where} returned {type(result).__name__}: return {wanted}")
+        without = " without a graph" if isinstance(result, GraphModule) else ""
+        raise WorkbenchError(f"{where} returned {type(result).__name__}{without}: return {wanted}")
     if not callables:
         set_facts(result, facts)
         aot.set_convention(result, convention)

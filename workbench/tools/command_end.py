@@ -44,8 +44,8 @@ def status_of(command: Callable[[], int]) -> int:
         return _print_error(error)
     except OSError as error:
         return _print_error_of_system(error)
-    except KeyboardInterrupt:
-        print("workbench: interrupted", file=sys.stderr)
+    except KeyboardInterrupt as error:
+        print("workbench: interrupted", *getattr(error, "__notes__", ()), file=sys.stderr)
         return INTERRUPTED
 
 
