@@ -14,6 +14,7 @@ from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._guards import TracingContext
 from torch._subclasses import FakeTensorMode
 from torch.utils._pytree import tree_leaves
+from unknown_draws import Noisy, drew_again
 
 from workbench.authoring.author import author, author_module
 from workbench.errors import WorkbenchError
@@ -231,6 +232,12 @@ def test_any_module_without_a_recipe_and_without_ranks(passes, by):
         step.module.layers[2].bias.add_(1)
     assert not torch.allclose(step(*batch), expected)
     assert saved_bytes(step.pair) > 0
+
+
+def test_a_model_s_own_checkpoint_does_not_draw_again_in_an_operator_without_a_tag():
+    module, batch = Noisy(checkpoints=True), (torch.rand(16, 8),)
+    joint = capture(author_module(module, World("gloo", 1, 0, torch.device("cpu")), None, batch=lambda: batch))
+    assert not drew_again(module, compile_step(partition(joint))(*batch))
 
 
 def test_by_default_everything_is_saved_that_the_backward_reads(joint, pair):

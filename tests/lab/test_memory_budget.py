@@ -8,9 +8,10 @@ from functools import cache
 import pytest
 import torch
 from on_ranks import FSDP4, FSDP_TP, small, trajectory
+from unknown_draws import NOISE, noise
 
 from workbench import Outcome, PassSpec, WorkbenchError, author, author_module, capture, facts_of, partition
-from workbench.graph.read.nodes import is_compute
+from workbench.graph.read.nodes import is_compute, unknown_operator
 from workbench.lab.memory_budget import plan as plans
 from workbench.lab.memory_budget.plan_table import memory_plan
 from workbench.passes import registry
@@ -87,7 +88,8 @@ def test_tags_of_a_rule_decide_before_the_budget(two):
     assert record.verdict("effect").outcome is Outcome.PASS
 
 
-def test_random_numbers_are_saved_and_would_not_be_without_a_tag(fake4, monkeypatch):
+def four_layers(fake4, drop):
+    """The capture of a model that drops elements by `drop`."""
     class Dropped(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -95,13 +97,26 @@ def test_random_numbers_are_saved_and_would_not_be_without_a_tag(fake4, monkeypa
 
         def forward(self, x):
             for layer in self.layers:
-                x = torch.nn.functional.dropout(layer(x).sigmoid(), 0.5)
+                x = drop(layer(x).sigmoid())
             return x.sum()
 
-    joint = capture(author_module(Dropped(), fake4, None, batch=lambda: (torch.empty(64, 8),)))
+    return capture(author_module(Dropped(), fake4, None, batch=lambda: (torch.empty(64, 8),)))
+
+
+def test_random_numbers_are_saved_and_would_not_be_without_a_tag(fake4, monkeypatch):
+    joint = four_layers(fake4, torch.nn.functional.dropout)
     assert not [node for node in through(joint, spec(fraction=0.7))[1].backward.graph.nodes if is_random(node)]
-    monkeypatch.setattr(plans, "is_random", lambda node: False)
+    monkeypatch.setattr(plans, "may_differ", lambda *_: False)
     assert [node for node in through(joint, spec(fraction=0.7))[1].backward.graph.nodes if is_random(node)]
+
+
+def test_an_operator_of_an_unknown_library_runs_again_only_if_it_is_listed(fake4):
+    joint = four_layers(fake4, lambda x: x * noise(x.detach()))
+    for listed, again in ((), 0), ((NOISE,), 4):
+        record, pair = through(joint, spec(fraction=0.7, recomputable=listed))
+        assert sum(unknown_operator(node) == NOISE for node in pair.backward.graph.nodes) == again
+        effect = record.verdict("effect")
+        assert (f"{NOISE} may draw random numbers" in effect.message) is not bool(again), effect.message
 
 
 @pytest.mark.parametrize("mesh", [pytest.param({"dp_shard": 2}, id="dp_shard 2"),

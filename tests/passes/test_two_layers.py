@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from on_ranks import FSDP_TP, calls, small
+from unknown_draws import ADD_NOISE, NOISE, Noisy, drew_again
 
 from workbench.authoring.author import author, author_module
 from workbench.checks.verdicts import Outcome
@@ -13,6 +14,8 @@ from workbench.errors import WorkbenchError
 from workbench.graph.capture import capture
 from workbench.graph.facts import facts_of
 from workbench.graph.gather_chains import gather_chains
+from workbench.graph.lower import compile_step
+from workbench.graph.partition import partition
 from workbench.graph.read.collectives import list_collectives
 from workbench.graph.read.memory import parameter_gathers
 from workbench.graph.read.nodes import module_path
@@ -22,9 +25,11 @@ from workbench.pipeline.run_passes import run_joint, saved_bytes
 from workbench.recipe.contracts import CONTRACTS
 from workbench.recipe.sections import PassSpec
 from workbench.torch_api.ops import group_ranks
+from workbench.world.mesh import World
 
 pytestmark = pytest.mark.integration
 
+ALONE = World("gloo", 1, 0, torch.device("cpu"))
 CHECKPOINTING, RESHARD = "activation_checkpointing", "reshard_after_forward"
 BLOCKS, AUTO = "transformer_block_bucketing", "autobucketing_reordering"
 
@@ -106,6 +111,25 @@ def test_a_rule_of_ones_own(model, policies, through):
     assert CONTRACTS[name].changes == "layer 0 is recomputed, layer 1 saved"
     assert 0 < records[name].verdict("effect").evidence["recomputed_matmuls"] < matmuls_again(policies["full"])
     assert saved_bytes(policies["full"][1]) < saved_bytes(pair)
+
+
+@pytest.mark.parametrize("in_place", [False, True], ids=["noise", "noise in place"])
+def test_an_operator_of_an_unknown_library_is_recomputed_only_if_it_is_listed(in_place):
+    """It draws random numbers, and has no tag that says so."""
+    checkpoint_rule("all_again")(lambda node: False)
+    name, batch = ADD_NOISE if in_place else NOISE, (torch.rand(16, 8),)
+    again = {}
+    for listed in ((), (name,)):
+        for pass_spec in (spec(CHECKPOINTING, policy="full", recomputable=listed),
+                          spec("all_again", recomputable=listed)):
+            module = Noisy(in_place=in_place)
+            joint = capture(author_module(module, ALONE, None, batch=lambda: batch))
+            (record,) = run_joint(joint, [pass_spec])
+            step = compile_step(partition(joint))
+            again[pass_spec.name, listed] = drew_again(module, step(*batch))
+            said = f"{name} may draw random numbers, so the results are saved: list in recomputable what draws none"
+            assert (said in record.verdict("effect").message) is (not listed)
+    assert [listed for (_, listed), other in again.items() if other] == [(name,)] * 2
 
 
 # reshard_after_forward: gathered weights are freed, through any chain of views, or kept

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -24,6 +23,7 @@ from workbench.graph.model_contract import (
     refusing_inference_tensors,
     require_trainable,
 )
+from workbench.graph.read.nodes import may_differ
 from workbench.graph.read.program import program
 from workbench.recipe.hooks import hook_of
 from workbench.recipe.wording import counted
@@ -32,10 +32,8 @@ from workbench.torch_api.determinism import deterministic
 from workbench.torch_api.ops import (
     calls_of,
     collective_kind,
-    is_random,
     is_wait,
     keep_expected_sizes,
-    may_be_random,
     reads_shape,
 )
 from workbench.torch_api.tracing.refusals import refusing_none_gradients
@@ -224,12 +222,10 @@ def settle(graph: GraphModule) -> None:
 
 
 def _save_draws(graph: GraphModule) -> None:
-    """The backward recomputes no draw: torch's partitioner would save the generator's state in its place."""
-    for node in calls_of(graph.graph, may_be_random):
-        if is_random(node):
-            for result in (node, *(user for user in node.users if user.target is operator.getitem)):
-                if "recompute" in result.meta:
-                    result.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+    """The backward recomputes nothing that may draw: torch's partitioner would save the generator's state instead."""
+    for node in graph.graph.nodes:
+        if "recompute" in node.meta and may_differ(node):
+            node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
 
 
 def _read_sizes_of_results(graph: GraphModule) -> None:

@@ -30,16 +30,24 @@ from torch.fx import GraphModule, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
 from workbench.errors import WorkbenchError
-from workbench.graph.read.nodes import is_backward, layer_of
+from workbench.graph.read.nodes import is_backward, layer_of, may_differ, unknown_operator
 from workbench.passes.effect import Effect
 from workbench.passes.registry import Graphs, register_pass
 from workbench.recipe.contracts import Options
-from workbench.torch_api.ops import is_random, short_name
+from workbench.recipe.wording import few
+from workbench.torch_api.ops import short_name
 
 
-class CheckpointOptions(Options):
+class RecomputeOptions(Options):
+    """recomputable: operators of other libraries than torch that draw no random numbers, such as "mylib.rotate"."""
+
+    recomputable: tuple[str, ...] = ()
+
+
+class CheckpointOptions(RecomputeOptions):
     """policy none: no tags. full: everything in a layer is recomputed. selective: attention, reduce-scatters, the
-    operators named in `save` and every `every_nth_matmul`-th matrix product are saved, the rest is recomputed.
+    operators named in `save` and every `every_nth_matmul`-th matrix product are saved, the rest is recomputed. Random
+    numbers are always saved, and operators of other libraries than torch unless `recomputable` names them.
     """
 
     policy: Literal["none", "selective", "full"] = "selective"
@@ -59,9 +67,7 @@ Rule = Callable[[Node], bool | None]
 
 def tagged_for_recompute(before: Graphs, after: Graphs, options: Options) -> Effect:
     """Some forward node of a layer has a tag that it did not have before: to be saved, or to be recomputed."""
-    tagged = [
-        n for n in after[0].graph.nodes if isinstance(n.meta.get("recompute"), CheckpointPolicy)
-    ]
+    tagged = [n for n in after[0].graph.nodes if isinstance(n.meta.get("recompute"), CheckpointPolicy)]
     tags = Counter(n.meta["recompute"].name for n in tagged)
     old = {n.name: n.meta.get("recompute") for n in before[0].graph.nodes}
     changed = any(n.meta["recompute"] != old.get(n.name) for n in tagged)
@@ -86,7 +92,17 @@ def recomputed_in_backward(graphs: Graphs, options: Options) -> Effect:
     matmuls = sum(short_name(n) in _MATMULS for n in repeated)
     reason = "the partitioner recomputes no tagged value: none is tagged, or all are free or inputs already"
     evidence = {"recomputed_nodes": len(repeated), "recomputed_matmuls": matmuls}
-    return Effect(bool(repeated), "" if repeated else reason, evidence)
+    reasons = ["" if repeated else reason, saved_unknown(forward)]
+    return Effect(bool(repeated), "; ".join(filter(None, reasons)), evidence)
+
+
+def saved_unknown(gm: GraphModule) -> str:
+    """Which unknown operators are tagged to be saved, in one sentence; "" where none is."""
+    saved = [node for node in gm.graph.nodes if node.meta.get("recompute") is CheckpointPolicy.MUST_SAVE]
+    names = sorted({name for name in map(unknown_operator, saved) if name})
+    if not names:
+        return ""
+    return f"{few(names, 3)} may draw random numbers, so the results are saved: list in recomputable what draws none"
 
 
 def checkpoint_rule(name: str) -> Callable[[Rule], Rule]:
@@ -96,22 +112,21 @@ def checkpoint_rule(name: str) -> Callable[[Rule], Rule]:
         def keep_norms(node):       # a forward node of a layer
             return True if "norm" in module_path(node) else None
 
-    The rule says True (save), False (recompute) or None (the partitioner decides; a traced capture saves).
+    The rule says True (save), False (recompute) or None (the partitioner decides; a traced capture saves). What may
+    draw random numbers is saved all the same; the pass has the option `recomputable`.
     """
 
     def register(rule: Rule) -> Rule:
-        def tag(gm: GraphModule, example_inputs: list[Any], *, options: Options) -> GraphModule:
+        def tag(gm: GraphModule, example_inputs: list[Any], *, options: RecomputeOptions) -> GraphModule:
             for node, layer in _forward_nodes(gm):
                 answer = rule(node)
                 if answer is not None:
-                    _tag(node, layer, bool(answer))
+                    _tag(node, layer, bool(answer), options)
             return gm
 
-        changes = (
-            rule.__doc__ or "forward values are saved or recomputed as the rule says"
-        ).strip()
+        changes = (rule.__doc__ or "forward values are saved or recomputed as the rule says").strip()
         register_pass(
-            name, stage="joint", numerics="exact", changes=changes.splitlines()[0], options=Options,
+            name, stage="joint", numerics="exact", changes=changes.splitlines()[0], options=RecomputeOptions,
             conflicts={"activation_checkpointing"}, after={"inductor_decomposition"},
             effect=tagged_for_recompute, partition_effect=recomputed_in_backward,
         )(tag)
@@ -127,25 +142,17 @@ def _forward_nodes(gm: GraphModule) -> Iterator[tuple[Node, int]]:
             yield node, layer
 
 
-def _tag(node: Node, layer: int, save: bool) -> None:
-    # a second draw would give other numbers; each result of an operator with several is an item of it
-    producers = node.all_input_nodes if short_name(node) == "getitem" else []
-    save = save or any(map(is_random, [node, *producers]))
-    node.meta["recompute"] = (
-        CheckpointPolicy.MUST_SAVE if save else CheckpointPolicy.PREFER_RECOMPUTE
-    )
+def _tag(node: Node, layer: int, save: bool, options: RecomputeOptions) -> None:
+    save = save or may_differ(node, options.recomputable)
+    node.meta["recompute"] = CheckpointPolicy.MUST_SAVE if save else CheckpointPolicy.PREFER_RECOMPUTE
     node.meta["ac_graph_id"] = layer
 
 
 @register_pass(
     "activation_checkpointing",
-    stage="joint",
-    numerics="exact",
-    changes="tagged activations are recomputed in the backward and not saved",
-    options=CheckpointOptions,
-    after={"inductor_decomposition"},
-    effect=tagged_for_recompute,
-    partition_effect=recomputed_in_backward,
+    stage="joint", numerics="exact", changes="tagged activations are recomputed in the backward and not saved",
+    options=CheckpointOptions, after={"inductor_decomposition"},
+    effect=tagged_for_recompute, partition_effect=recomputed_in_backward,
     source="torch.utils.checkpoint.CheckpointPolicy, read by min_cut_rematerialization_partition",
 )
 def activation_checkpointing(
@@ -153,7 +160,7 @@ def activation_checkpointing(
 ) -> GraphModule:
     """Tag the forward nodes of each layer (module path `layers.N`).
 
-    Random numbers are always saved. Raises WorkbenchError where `save` names an operator that the layers do not hold.
+    Raises WorkbenchError where `save` names an operator that the layers do not hold.
     """
     if options.policy == "none":
         return gm
@@ -165,15 +172,12 @@ def activation_checkpointing(
         name = short_name(node)
         seen.add(name)
         save = name in keep
-        if name in (
-            "wait_tensor",
-            "getitem",
-        ):  # the value itself: its producer returns a handle or a tuple
+        if name in ("wait_tensor", "getitem"):  # the value itself: its producer returns a handle or a tuple
             save = short_name(node.args[0]) in keep  # type: ignore[arg-type]
         if selective and name in _MATMULS:
             matmuls[layer] += 1
             save = save or matmuls[layer] % options.every_nth_matmul == 0
-        _tag(node, layer, save)
+        _tag(node, layer, save, options)
     missing = set(options.save) - seen
     if missing and selective:
         raise WorkbenchError(

@@ -6,6 +6,7 @@ Source: torch/_ops.py (OpOverload._schema), torch/distributed/distributed_c10d.p
 from __future__ import annotations
 
 import functools
+import itertools
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -23,9 +24,7 @@ COMPILED_REGION = "compiled_region"
 HOST_COPIES = ("to_host", "to_device")
 COLLECTIVE_KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast")
 # These return their input or a copy of it, depending on its layout or dtype.
-_MAYBE_COPIES = frozenset(
-    {"aten.contiguous", "aten.reshape", "aten.to", "aten.type_as", "aten.expand_as"}
-)
+_MAYBE_COPIES = {"aten.contiguous", "aten.reshape", "aten.to", "aten.type_as", "aten.expand_as"}
 
 
 @functools.cache
@@ -96,9 +95,8 @@ def host_copy(target: Any) -> str | None:
 
 def is_async_launch(target: Any) -> bool:
     """Whether the operator starts something that has to be waited for: a collective, or a copy to or from the host."""
-    return host_copy(target) is not None or (
-        collective_kind(target) is not None and not blocks(target)
-    )
+    collective = collective_kind(target) is not None and not blocks(target)
+    return collective or host_copy(target) is not None
 
 
 def waits(target: Any) -> bool:
@@ -128,9 +126,8 @@ def _effects(target: Any) -> tuple[Places, Places]:
     if not isinstance(target, torch._ops.OpOverload):
         return (), ()
     schema = target._schema
-    shared: set[str] = set().union(
-        *(r.alias_info.before_set for r in schema.returns if r.alias_info is not None)
-    )
+    results = [r.alias_info.before_set for r in schema.returns if r.alias_info is not None]
+    shared: set[str] = set().union(*results)
     marked = [(i, a.name, a.alias_info) for i, a in enumerate(schema.arguments) if a.alias_info]
     aliased = tuple(
         (i, name) for i, name, info in marked if info.before_set & shared or "*" in info.after_set
@@ -176,12 +173,8 @@ def written_inputs(node: torch.fx.Node) -> list[torch.fx.Node]:
 def calls_of(graph: torch.fx.Graph, wanted: Callable[[Any], bool]) -> list[torch.fx.Node]:
     """The nodes whose operator satisfies `wanted`, in node order, from the graph's index by operator."""
     table = graph._find_nodes_lookup_table.table
-    return sorted(
-        n
-        for (op, target), nodes in table.items()
-        if op == "call_function" and wanted(target)
-        for n in nodes
-    )
+    calls = (nodes for (op, target), nodes in table.items() if op == "call_function" and wanted(target))
+    return sorted(itertools.chain.from_iterable(calls))
 
 
 def writes(target: Any) -> bool:
@@ -226,11 +219,9 @@ def with_hints(value: Any) -> Any:
         return type(value)(map(with_hints, value))
     if not is_symbolic(value):
         return value
-    return (
-        torch.empty([hint(s) for s in value.shape], dtype=value.dtype, device="meta")
-        if isinstance(value, torch.Tensor)
-        else hint(value)
-    )
+    if not isinstance(value, torch.Tensor):
+        return hint(value)
+    return torch.empty([hint(s) for s in value.shape], dtype=value.dtype, device="meta")
 
 
 EXPECTED = "expected_size"
@@ -267,9 +258,7 @@ def own_bytes(node: torch.fx.Node) -> int:
 
     Those of a compiled region belong to its items.
     """
-    return (
-        0 if COMPILED_REGION in node.meta or on_host(node) else tensor_bytes(node.meta.get("val"))
-    )
+    return 0 if COMPILED_REGION in node.meta or on_host(node) else tensor_bytes(node.meta.get("val"))
 
 
 def on_host(node: torch.fx.Node) -> bool:

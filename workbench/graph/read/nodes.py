@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import operator
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,7 +16,7 @@ from workbench.errors import shown_file
 from workbench.recipe.wording import few
 from workbench.torch_api.aot import parameter_of
 from workbench.torch_api.module_paths import module_path
-from workbench.torch_api.ops import aliased_inputs, collective_kind, host_copy, multiplies, op_name, waits
+from workbench.torch_api.ops import aliased_inputs, collective_kind, host_copy, is_random, multiplies, op_name, waits
 
 KINDS = ("collective", "host copy", "wait", "attention", "matmul", "view", "copy", "create", "pointwise", "reduction",
          "random", "index", "bookkeeping", "other")
@@ -93,18 +94,13 @@ def kind_of(node: torch.fx.Node) -> str:
 
 def is_compute(node: torch.fx.Node) -> bool:
     """Whether the node is a matmul or attention, which are long enough to hide a collective."""
-    return node.op == "call_function" and (
-        _kind(node.target) in ("matmul", "attention") or multiplies(node.target)
-    )
+    long = node.op == "call_function" and _kind(node.target) in ("matmul", "attention")
+    return long or multiplies(node.target)
 
 
 def updates_of(gm: torch.fx.GraphModule) -> list[torch.fx.Node]:
     """The optimizer's updates in the graph of a whole step, in node order."""
-    return [
-        node
-        for node in gm.graph.nodes
-        if node.op == "call_function" and op_name(node.target) == _UPDATE
-    ]
+    return [node for node in gm.graph.nodes if node.op == "call_function" and op_name(node.target) == _UPDATE]
 
 
 def lists_of_update(update: torch.fx.Node) -> list[list[Any]]:
@@ -120,10 +116,27 @@ def is_backward(node: torch.fx.Node) -> bool:
     return node.meta.get("partitioner_tag") == "is_backward"
 
 
-_LIBRARIES = (
-    str(Path(torch.__file__).parent),
-    *map(str, (Path(__file__).parents[2] / "authoring").glob("*.py")),
-)
+_TAGGED = frozenset({"aten", "prims", "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "symm_mem", "c10d",
+                     "bucketing", "flex_lib", "fsdp", "inductor", "higher_order", "quantized", "rngprims", "streams",
+                     "workbench", None})
+"""Namespaces whose operators have torch's tag where they draw random numbers; None is that of plain functions."""
+
+
+def unknown_operator(node: torch.fx.Node) -> str | None:
+    """`mylib.noise` of a node that calls it, itself or through a wrapper of torch, if its library is not torch's."""
+    targets: list[Any] = [node.target, *node.args]
+    return next((op_name(t) for t in targets if getattr(t, "namespace", None) not in _TAGGED), None)
+
+
+def may_differ(node: torch.fx.Node, recomputable: Collection[str] = ()) -> bool:
+    """Whether a second run may give other values: of a draw, an unknown operator not in `recomputable`, or its item."""
+    while node.target is operator.getitem:
+        node = node.all_input_nodes[0]
+    return is_random(node) or unknown_operator(node) not in (None, *recomputable)
+
+
+_AUTHORING = (Path(__file__).parents[2] / "authoring").glob("*.py")
+_LIBRARIES = (str(Path(torch.__file__).parent), *map(str, _AUTHORING))
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)(?:\n\s+(.+))?')
 
 
@@ -180,9 +193,8 @@ def output_values(gm: torch.fx.GraphModule) -> list[Any]:
 
 def nodes_from_line(gm: torch.fx.GraphModule, file: str, line: int) -> list[torch.fx.Node]:
     """The nodes from line `line` of a file whose path ends in `file`."""
-    return [
-        n for n in gm.graph.nodes if (p := provenance(n)).line == line and p.file.endswith(file)
-    ]
+    places = ((node, provenance(node)) for node in gm.graph.nodes)
+    return [node for node, place in places if place.line == line and place.file.endswith(file)]
 
 
 def placed(value: Any) -> str:

@@ -40,12 +40,14 @@ class BudgetOptions(Options):
     """gib: the most that may be saved between forward and backward, in GiB; each storage counts once, the step's inputs
     not at all. fraction: the same as a share of what is saved without this pass; give one of the two.
 
-    device: of the milliseconds that the plan states.
+    device: of the milliseconds that the plan states. recomputable: operators of other libraries than torch that draw no
+    random numbers, such as "mylib.rotate"; the others are saved.
     """
 
     gib: float | None = Field(None, ge=0)
     fraction: float | None = Field(None, ge=0, le=1)
     device: str = "h100"
+    recomputable: tuple[str, ...] = ()
 
     @model_validator(mode="after")
     def _one_budget(self) -> "BudgetOptions":

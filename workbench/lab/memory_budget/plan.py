@@ -15,14 +15,14 @@ from workbench.errors import WorkbenchError
 from workbench.graph.facts import facts_of, set_facts
 from workbench.graph.read.cost import device_spec
 from workbench.graph.read.memory import item_roots, roots, saved_tensors
-from workbench.graph.read.nodes import is_backward, is_compute, kind_of, module_path
+from workbench.graph.read.nodes import is_backward, is_compute, kind_of, may_differ, module_path
 from workbench.graph.read.peak import step_peak
 from workbench.graph.read.timeline import costs_of
 from workbench.lab.memory_budget import BudgetOptions
 from workbench.recipe.wording import aligned
 from workbench.torch_api import aot, partitioning
 from workbench.torch_api.garbage import uncollected
-from workbench.torch_api.ops import is_random, own_bytes, short_name
+from workbench.torch_api.ops import own_bytes, short_name
 
 Act = Literal["save", "recompute", "not needed"]
 BUDGET = "activation_memory_budget"
@@ -123,12 +123,11 @@ def alike(choices: Iterable[Choice]) -> list[tuple[Choice, int]]:
 def make_plan(gm: GraphModule, options: BudgetOptions) -> MemoryPlan:
     """The cut of the largest of SHARES whose bytes fit into the budget.
 
-    Draws of random numbers are tagged to be saved: under a budget torch would draw again. Raises WorkbenchError where
-    torch's smallest cut does not fit.
+    What may draw random numbers is tagged to be saved: under a budget torch would draw again. Raises WorkbenchError
+    where torch's smallest cut does not fit.
     """
     for node in gm.graph.nodes:
-        source = node.all_input_nodes[0] if short_name(node) == "getitem" else node
-        if is_random(source) and not is_backward(node):
+        if "recompute" not in node.meta and not is_backward(node) and may_differ(node, options.recomputable):
             node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
     before = torch_cut(gm, options, 1.0)
     budget = options.bytes(before.bytes)

@@ -9,6 +9,7 @@ from torch.fx import GraphModule
 from workbench.graph.facts import facts_of
 from workbench.lab.memory_budget import BudgetOptions
 from workbench.lab.memory_budget.plan import BUDGET, MemoryPlan, make_plan, read_cut
+from workbench.passes.activation_checkpointing import saved_unknown
 from workbench.passes.effect import Effect
 from workbench.passes.registry import Graphs, register_pass
 
@@ -40,7 +41,7 @@ def kept(graphs: Graphs, options: BudgetOptions) -> Effect:
     if cut.bytes > plan.budget:
         problems.append(f"{cut.bytes:,} bytes are saved, and the budget is {plan.budget:,}")
     evidence = {"saved_bytes": cut.bytes, "budget": plan.budget, "saved": len(cut.saved)}
-    return Effect(not problems, "; ".join(problems), evidence)
+    return Effect(not problems, "; ".join(problems) or saved_unknown(graphs[0]), evidence)
 
 
 @register_pass("memory_budget", effect=planned, partition_effect=kept)
