@@ -12,7 +12,8 @@ from typing import Any
 def registrations_restored() -> Iterator[None]:
     """What is registered inside is gone afterwards: every later pool would send it to its ranks."""
     places = {"workbench.passes.registry": "_PASSES", "workbench.recipe.contracts": "CONTRACTS",
-              "workbench.authoring.families": "_FAMILIES", "workbench.recipe.model_sizes": "SIZES"}
+              "workbench.authoring.families": "_FAMILIES", "workbench.recipe.model_sizes": "SIZES",
+              "workbench.tools.own_files": "_FILES"}
     tables = {place: getattr(sys.modules[place], name) for place, name in places.items() if place in sys.modules}
     tables = {place: getattr(table, "data", table) for place, table in tables.items()}
     before = {place: dict(table) for place, table in tables.items()}

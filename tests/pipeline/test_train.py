@@ -22,6 +22,7 @@ from workbench import (
 )
 from workbench.authoring.microbatches import cut
 from workbench.checks.verdicts import Outcome
+from workbench.lab.bisect.search import bisect
 from workbench.pipeline.report import Report
 from workbench.pipeline.run import run
 from workbench.pipeline.train import Batches, total_norm, train
@@ -258,3 +259,74 @@ def test_a_run_with_dropout_is_reproducible_and_ranks_of_one_tp_group_draw_the_s
     draws = [drawn for _, drawn in first]
     assert draws[0] == draws[1] != draws[2] == draws[3]
     assert pool4.run(dropped, recipe.override({"training.seed": 1}))[0] != first[0]
+
+
+def _unused_on_rank_1(gm):
+    import torch.distributed as dist
+
+    return _one_more(gm) if dist.get_rank() == 1 else gm
+
+
+def _one_more(gm):
+    """The graph with a product that nothing reads."""
+    import torch
+
+    product = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.mul.Tensor)[0]
+    with gm.graph.inserting_after(product):
+        unused = gm.graph.call_function(torch.ops.aten.mul.Tensor, product.args)
+    unused.meta = dict(product.meta)
+    return gm
+
+
+def refusal_of_strict(recipe):
+    """What a strict recipe's build says on this rank."""
+    try:
+        build(recipe.model_copy(update={"strict": True}), current_world()).step.close()
+    except WorkbenchError as error:
+        return str(error)
+
+
+def test_a_pass_with_an_effect_on_one_rank_has_one_and_without_any_none(pool2: RankPool) -> None:
+    report = mine(pool2, "on_one", _unused_on_rank_1)
+    effect = report.pass_row("on_one").verdict("effect")
+    assert (effect.outcome, effect.message[:6], report.idle) == (Outcome.PASS, "rank 1", [])
+    recipe = report.recipe
+    assert pool2.run(refusal_of_strict, recipe) == [None, None]
+    assert bisect(recipe, world=pool2, progress=False).found is None
+    mine(pool2, "on_none", lambda gm: gm)
+    idle = recipe.override({"joint_passes": ["on_none"]})
+    assert all("strict and these passes had no effect: on_none" in said for said in pool2.run(refusal_of_strict, idle))
+    found = bisect(idle, world=pool2, progress=False).found
+    assert found is not None and found.problem.startswith("NO_EFFECT") and found.ranks == (0, 1)
+
+
+class Table(torch.nn.Module):
+    """Integers and booleans as parameters, which no step trains."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = torch.nn.Embedding(256, 8), torch.nn.Linear(8, 256)
+        self.order = torch.nn.Parameter(torch.arange(7, -1, -1), requires_grad=False)
+        self.kept = torch.nn.Parameter(torch.arange(8) % 3 > 0, requires_grad=False)
+
+    def forward(self, tokens, targets):
+        x = self.embed(tokens)[..., self.order] * self.kept
+        return torch.nn.functional.cross_entropy(self.head(x).flatten(0, 1), targets.flatten())
+
+
+def trained_both_ways(recipe):
+    """(losses of the compiled step, of eager, the integers that are left)."""
+    built = build(recipe, current_world(), level="full")
+    compiled = train(built.authored, built.step).losses
+    eager = author(recipe, current_world())
+    whole = {name: p.full_tensor().tolist() for name, p in built.authored.module.named_parameters() if p.ndim == 1}
+    return compiled, train(eager).losses, whole["order"], whole["kept"]
+
+
+@pytest.mark.ranks
+def test_a_parameter_of_integers_is_sharded_and_stays(pool2: RankPool) -> None:
+    register_model("table", sizes={"vocab_size": 256, "max_seq_len": 64})(lambda sizes: Table())
+    recipe = small({"dp_shard": 2}).override({"model": {"family": "table"}, "training.steps": 3})
+    for compiled, eager, order, kept in pool2.run(trained_both_ways, recipe):
+        assert compiled == pytest.approx(eager, rel=1e-6) and compiled[2] != compiled[0]
+        assert order == [7, 6, 5, 4, 3, 2, 1, 0] and kept == [False, True, True] * 2 + [False, True]

@@ -8,6 +8,7 @@ import time
 
 import cloudpickle
 import pytest
+import torch
 from on_ranks import small
 from torch import nn
 from torch.fx import symbolic_trace
@@ -15,6 +16,7 @@ from torch.fx import symbolic_trace
 from workbench import WorkbenchError, register_model, register_pass
 from workbench.authoring import families
 from workbench.passes import registry
+from workbench.tools.own_files import import_file
 from workbench.world import registered
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -129,3 +131,11 @@ def test_nothing_is_sent_where_nothing_is_registered(monkeypatch):
     assert registered.packed() == b""
     register()
     assert registered.packed() == registered.packed() != b""
+
+
+def test_ranks_import_a_users_file_also_where_it_registers_nothing(pool2, tmp_path):
+    file = tmp_path / "patches_only.py"
+    file.write_text("import torch\n\ntorch.patched_by_a_file = 7\n")
+    import_file(file)
+    assert pool2.run(lambda: getattr(torch, "patched_by_a_file", None)) == [7, 7]
+    vars(torch).pop("patched_by_a_file")

@@ -60,8 +60,8 @@ def author_module(
     parameters and buffers by name, which each rank reads its part of. AuthoringError where plan, mesh and module
     do not fit.
 
-    A step that is captured of it refuses to run where a Python value that its forward read has changed. It does not
-    see changes in containers of more than 1000 items, nor what an installed package decides by `is_compiling`.
+    A compiled step of it compares its arguments with those of the capture (`graph/input_check.py`), and does not read
+    attributes or globals again; `numerics` at level full compares two steps with eager.
     """
     plan, precision = plan or ParallelPlan(), precision or Precision()
     axes = axis_sizes(mesh)

@@ -61,7 +61,7 @@ def stored_parameter(
     layout: Layout, world: World, mesh: DeviceMesh | None, dtype: torch.dtype,
     whole: Callable[[], torch.Tensor | Stored],
 ) -> nn.Parameter:
-    """This rank's part as a parameter: a DTensor on `mesh`, or plain. A fake world does not call `whole`."""
+    """This rank's part as a frozen parameter: a DTensor on `mesh`, or plain. A fake world does not call `whole`."""
     if world.fake_mode is not None:
         shape = layout.local_shape(coordinates(mesh, world.rank))
         with world.fake_mode:
@@ -74,13 +74,13 @@ def stored_parameter(
     else:
         local = layout.local_part(whole(), coordinates(mesh, world.rank))
     if mesh is None:
-        return nn.Parameter(local)
+        return nn.Parameter(local, requires_grad=False)
     shape, stride = strided(layout.shape)
     with torch.no_grad():
         stored = DTensor.from_local(
             local, mesh, layout.placements(), run_check=False, shape=shape, stride=stride
         )
-    return nn.Parameter(stored)
+    return nn.Parameter(stored, requires_grad=False)
 
 
 def fill_buffers(module: nn.Module, world: World, values: Mapping[str, Any]) -> None:

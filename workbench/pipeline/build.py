@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +13,7 @@ from torch.fx import GraphModule
 
 from workbench.authoring.author import author
 from workbench.authoring.authored import Authored
+from workbench.checks.collectives import all_gather_object
 from workbench.checks.record import step_verdicts
 from workbench.checks.verdicts import Verdict
 from workbench.errors import WorkbenchError
@@ -116,7 +117,7 @@ def build(
         else:
             why = 'level "full" compares two steps'
             built.known.side_effects = built.step.pair.side_effects, why
-    refuse_no_effect(recipe, built.records)
+    refuse_no_effect(recipe, all_gather_object(dict(each_no_effect(built.records))))
     return built
 
 
@@ -161,10 +162,17 @@ class Clock:
         self.seconds[stage] = time.perf_counter() - started
 
 
-def refuse_no_effect(recipe: Recipe, records: list[PassRecord]) -> None:
-    """Raise WorkbenchError where the recipe is strict and a pass without leave had no effect."""
+def refuse_no_effect(recipe: Recipe, ranks: Sequence[Mapping[str, str]]) -> None:
+    """Raise WorkbenchError where the recipe is strict and a pass without leave had no effect on any rank.
+
+    ranks: of each rank, its passes without effect, and why.
+    """
     allowed = recipe.expect.no_effect
-    idle = [f"{name}: {why}" for name, why in each_no_effect(records) if name not in allowed]
+    idle = [
+        f"{name}: {why}"
+        for name, why in ranks[0].items()
+        if name not in allowed and all(name in names for names in ranks)
+    ]
     if recipe.strict and idle:
         listing = "; ".join(idle)
         raise WorkbenchError(

@@ -248,12 +248,18 @@ def merged(ranks: Sequence[Report]) -> Report:
 
 
 def gravest_rank(ranks: Sequence[Verdict]) -> Verdict:
-    """One verdict for all ranks: rank 0's where they agree, otherwise the gravest, with its rank."""
-    gravest = worst(ranks)
-    if ranks[0].outcome is gravest:
+    """One verdict for all ranks: rank 0's where they agree, otherwise the gravest, with its rank.
+
+    A pass without effect has none on any rank.
+    """
+    effects = [v for v in ranks if v.check == "effect" and v.outcome is not Outcome.NO_EFFECT]
+    judged = effects or ranks
+    gravest = worst(judged)
+    if ranks[0].outcome is gravest and len(judged) == len(ranks):
         return ranks[0]
     rank = next(i for i, verdict in enumerate(ranks) if verdict.outcome is gravest)
-    return replace(ranks[rank], message=f"rank {rank}: {ranks[rank].message}")
+    message = ": ".join(filter(None, (f"rank {rank}", ranks[rank].message)))
+    return replace(ranks[rank], message=message)
 
 
 def merge_rows(ranks: Sequence[Sequence[PassRow]]) -> list[PassRow]:

@@ -121,10 +121,11 @@ def optimizer_of(authored: Authored) -> torch.optim.Optimizer:
 
 
 def by_mesh(parameters: Iterable[torch.nn.Parameter]) -> list[list[torch.nn.Parameter]]:
-    """Parameters that lie on one mesh together: an operator on a list of DTensors takes only such."""
+    """Parameters that lie on one mesh together, without integers: an operator on a list of DTensors takes only such."""
     meshes: dict[Any, list[torch.nn.Parameter]] = {}
     for parameter in parameters:
-        meshes.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
+        if parameter.requires_grad or parameter.is_floating_point():
+            meshes.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
     return list(meshes.values())
 
 

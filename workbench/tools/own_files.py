@@ -5,13 +5,19 @@ from __future__ import annotations
 import importlib.util
 import sys
 import traceback
+from collections.abc import Iterable
 from pathlib import Path
 
 from workbench.errors import WorkbenchError, no_exit
+from workbench.recipe.plugins import known_on_ranks
+
+_FILES: dict[str, Path] = {}
 
 
 def import_file(path: Path) -> None:
-    """Import a file as the module of its name, so that its passes and models are registered; ranks can import it too.
+    """Import a file as the module of its name: it registers passes and models, or patches something.
+
+    The ranks of each pool import it too, before their next call.
 
     Raises WorkbenchError for a missing file, for the name of another module, and, with the line, for errors in it.
     """
@@ -39,3 +45,13 @@ def import_file(path: Path) -> None:
             ]
             where = f"{path}, line {lines[-1]}" if lines else str(path)
             raise WorkbenchError(f"{where}: {type(error).__name__}: {error}") from error
+    _FILES[name] = path
+
+
+def import_files(paths: Iterable[Path]) -> None:
+    """`import_file` of each."""
+    for path in paths:
+        import_file(path)
+
+
+known_on_ranks("file", lambda: list(_FILES.values()), import_files)

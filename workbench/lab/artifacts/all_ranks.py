@@ -31,6 +31,7 @@ from workbench.pipeline.progress import Post, Progress, Teller, telling
 from workbench.pipeline.recipe_ranks import on_ranks
 from workbench.pipeline.report import PassRow, Report
 from workbench.pipeline.run import merged, rank_report
+from workbench.pipeline.run_passes import each_no_effect
 from workbench.pipeline.stages import Split, before_lowering
 from workbench.pipeline.train import check_saving, train
 from workbench.recipe.files import writable
@@ -86,12 +87,12 @@ def compile_recipe(recipe: Recipe, out: Path | str, *, world: Backend | Literal[
 
 def _compile(recipe: Recipe, folder: Path, kind: Backend, tell: Teller) -> Manifest:
     size, device = recipe.mesh.world_size, "cuda:0" if kind == "nccl" else "cpu"
-    graphs, ranks, schedules = list[list[str]](), list[int](), []
+    graphs, ranks, schedules, idle = list[list[str]](), list[int](), [], list[dict[str, str]]()
     for rank in range(size):
         with (deterministic(recipe.training.deterministic), fake_world(size, rank, device) as world,
               uncollected()):
             split, groups, flop = transform(recipe, world, tell.of(f"rank {rank} of {size}"))
-            refuse_no_effect(recipe, split.known.records)
+            idle.append(dict(each_no_effect(split.known.records)))
             schedules.append(schedule(split.graphs))
             digest = digests(split)
             if digest not in graphs:
@@ -101,6 +102,7 @@ def _compile(recipe: Recipe, folder: Path, kind: Backend, tell: Teller) -> Manif
                 (folder / f"program_{len(graphs)}.pt").write_bytes(buffer.getvalue())
                 graphs.append(digest)
             ranks.append(graphs.index(digest))
+    refuse_no_effect(recipe, idle)
     odd = difference(schedules)
     if odd is not None:
         raise WorkbenchError(f"recipe {recipe.name!r}: {odd[2]}")

@@ -159,6 +159,8 @@ def first_wrong(
     unchecked: dict[str, str] = {}
     for record in records:
         problems = all_gather_object(_light_problem(record, expected))
+        if not all(problem.startswith(Outcome.NO_EFFECT) for problem in problems):  # an effect on one rank is one
+            problems = ["" if problem.startswith(Outcome.NO_EFFECT) else problem for problem in problems]
         ranks = tuple(rank for rank, problem in enumerate(problems) if problem)
         unusable = any(problem.startswith("lint") for problem in problems)  # such a graph may hang when it runs
         if record.parts == ("step",):
