@@ -62,9 +62,7 @@ def _against_eager(
     if not bits.problems:
         return bits
     far = [moved.get(name) for name in names]
-    return numerics.compare(
-        *values, loosest(records), group_size=size, names=names, moved=far
-    )
+    return numerics.compare(*values, loosest(records), group_size=size, names=names, moved=far)
 
 
 def compare_steps(
@@ -80,13 +78,10 @@ def compare_steps(
     comparisons = all_gather_object(_against_eager(eager, compiled, records, size, {}))
     if any(comparison.problems for comparison in comparisons):
         again, moved = run(step, batches, eps=numerics.eps_of(step.pair.graphs))
-        exact = replace(_CAPTURE, numerics=Numerics.EXACT)
-        same = {
-            name: moved[name]
-            for name in moved
-            if name in eager and not numerics.compare([eager[name]], [again.get(name)], exact).problems
-        }
-        comparisons = all_gather_object(_against_eager(eager, compiled, records, size, same))
+        for name, value in eager.items():
+            if numerics.compare_one(value, again.get(name), None)[0]:
+                moved.pop(name, None)
+        comparisons = all_gather_object(_against_eager(eager, compiled, records, size, moved))
     return comparisons
 
 
@@ -270,14 +265,12 @@ def compare_on_ranks(
 ) -> list[Comparison]:
     """Each rank's comparison; `mine` is this rank's, by `compare_graphs` without `moved`. Every rank must call it.
 
-    Where a rank's result exceeds the bound of a contract that is not exact, all ranks compare once more with `moved`.
-    A graph that raised, of which `mine` has no bound, does not run again.
+    Where a rank's result exceeds its bound, all ranks compare once more with `moved`. A comparison without a bound, as
+    of an exact contract or of a graph that raised, is final.
     """
     comparisons = all_gather_object(mine)
-    if record.item.contract.numerics is Numerics.EXACT:
-        return comparisons
-    ran = all(comparison.bound is not None for comparison in comparisons)
-    if ran and any(comparison.problems for comparison in comparisons):
+    bounded = all(comparison.bound is not None for comparison in comparisons)
+    if bounded and any(comparison.problems for comparison in comparisons):
         mine = compare_graphs(record, primals, tangents, size, moved=True)
         comparisons = all_gather_object(mine)
     return comparisons
