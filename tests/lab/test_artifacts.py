@@ -18,7 +18,7 @@ from workbench import Outcome, RankError, Recipe, WorkbenchError, fake_world, lo
 from workbench.cli import main
 from workbench.lab.artifacts import all_ranks, compile_recipe, folder, run_artifact
 from workbench.lab.artifacts.all_ranks import transform
-from workbench.lab.artifacts.folder import MANIFEST, SUMS, made_of, new_folder, read_manifest
+from workbench.lab.artifacts.folder import MANIFEST, SUMS, made_of, new_folder, read_manifest, require_same
 from workbench.lab.artifacts.program import digests, load_step, read_program
 from workbench.recipe.wording import json_text
 from workbench.tools.own_files import import_file
@@ -200,6 +200,37 @@ def test_a_pass_of_one_s_own_that_has_changed_makes_another_artifact(
         made_of(own, "gloo")
     monkeypatch.setattr(folder, "PACKAGE", tmp_path)
     assert made_of(recipe, "gloo")["the source of this package"] != before["the source of this package"]
+
+
+def test_a_module_that_a_pass_of_one_s_own_imports_and_that_has_changed_makes_another_artifact(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Directly, from a package beside it, in a function, and through another module."""
+    files = {"helper_beside.py": "import helper_behind\nVALUE = 2\n", "helper_behind.py": "X = 1\n",
+             "helper_package/__init__.py": "", "helper_package/part.py": "from .other import Y\n",
+             "helper_package/other.py": "import numpy\nY = 1\n", "helper_apart.py": "Z = 1\n"}
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    file = tmp_path / "imports_helpers.py"
+    file.write_text("from helper_beside import VALUE\n" + OWN.format("Nothing.").replace(
+        "import torch.distributed as dist", "import torch.distributed as dist\n    from helper_package import part"))
+    import_file(file)
+    own = tiny("llama3", 2, 1, passes=["odd_rank"])
+    before = made_of(own, "gloo")
+    modules = [name for name in before if "source of module" in name]
+    for name in files:
+        (tmp_path / name).write_text(files[name] + "# changed\n")
+        now = made_of(own, "gloo")
+        changed = [part for part in now if now[part] != before[part]]
+        module = name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        assert changed == ([] if name == "helper_apart.py" else [f"the source of module {module!r}"])
+        (tmp_path / name).write_text(files[name])
+    assert len(modules) == 5  # neither numpy nor the standard library
+    lossy = made_of(own.override({"model.loss": "helper_apart:loss:1"}), "gloo")
+    assert {*lossy} - {*before} == {"the source of module 'helper_apart'"}
+    (tmp_path / "helper_beside.py").write_text("VALUE = 3 +\n")  # cannot be read as Python any more
+    with pytest.raises(WorkbenchError, match="the source of module 'helper_beside' was .* and is .* here.*: compile"):
+        require_same(before, made_of(own, "gloo"), tmp_path)
 
 
 @pytest.mark.nightly

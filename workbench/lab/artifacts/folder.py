@@ -13,6 +13,7 @@ import json
 import linecache
 import platform
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from workbench.errors import WorkbenchError
 from workbench.passes.registry import find_pass
 from workbench.pipeline.machine import device_of
 from workbench.recipe.recipe import Recipe
+from workbench.tools.own_files import imports_of
 
 MANIFEST, SUMS, KERNELS = "manifest.json", "SHA256SUMS", "kernels"
 PACKAGE = Path(workbench.__file__).parent
@@ -58,10 +60,15 @@ def made_of(recipe: Recipe, world: str) -> dict[str, str]:
              "device": device_of(world), "the source of this package": _sha256(package.encode())}
     functions = {f"pass {name!r}": find_pass(name).function for name in recipe.pass_names}
     functions[f"model {recipe.model.family!r}"] = find_family(recipe.model.family).make
+    loss = recipe.model.loss.partition(":")[0]
+    modules = imports_of(f"import {loss}", "") if loss else {}
     for title, function in functions.items():
         if not function.__module__.startswith("workbench."):
-            parts[f"the source of {title}"] = _sha256(_source(function, title).encode())
-    return parts
+            source = _source(function, title)
+            parts[f"the source of {title}"] = _sha256(source.encode())
+            inside = getattr(sys.modules.get(function.__module__), "__package__", None)
+            modules |= imports_of(source, inside or "")
+    return parts | {f"the source of module {name!r}": _sha256(file.read_bytes()) for name, file in modules.items()}
 
 
 def _source(function: Callable[..., Any], title: str) -> str:
@@ -70,20 +77,16 @@ def _source(function: Callable[..., Any], title: str) -> str:
     linecache.checkcache(file)
     source = "".join(linecache.getlines(file))
     if not source:
-        raise WorkbenchError(
-            f"the source of {title} cannot be found: define it in a file or a cell "
-            "of a notebook, as a function"
-        )
+        raise WorkbenchError(f"the source of {title} cannot be found: define it in a file or a cell of a notebook, as "
+                             "a function")
     return source
 
 
 def require_same(there: dict[str, str], here: dict[str, str], folder: Path) -> None:
     """Raise WorkbenchError where this process is not what the artifact was made for, naming each difference."""
     names = [name for name in {**there, **here} if there.get(name) != here.get(name)]
+    changes = "; ".join(f"{name} was {there.get(name)} and is {here.get(name)} here" for name in names)
     if names:
-        changes = "; ".join(
-            f"{name} was {there.get(name)} and is {here.get(name)} here" for name in names
-        )
         raise WorkbenchError(f"artifact {folder}: {changes}: compile the recipe again, here")
 
 
@@ -122,9 +125,7 @@ def read_manifest(folder: Path) -> Manifest:
     there, here = {line[66:] or SUMS: line[:64] for line in lines}, _hashes(folder)
     for name in sorted({*there, *here}):
         if there.get(name) != here.get(name):
-            raise WorkbenchError(
-                f"{folder}: {name} was changed, added or lost: compile the recipe again"
-            )
+            raise WorkbenchError(f"{folder}: {name} was changed, added or lost: compile the recipe again")
     try:
         return Manifest(**json.loads((folder / MANIFEST).read_text(encoding="utf-8")))
     except (OSError, TypeError):
