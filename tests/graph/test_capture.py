@@ -104,7 +104,7 @@ def test_every_step_leaves_the_process_as_it_was(authored):
     with pytest.raises(WorkbenchError) as refused:
         capture(broken)
     assert re.fullmatch(r"model Breaks: it cannot be captured at test_capture.py:\d+: \w+: .*branching.*: change that "
-                        'line, or do it outside of the captured module, or try capture "traced"', str(refused.value))
+                        "line, or do it outside of the captured module", str(refused.value))
     assert state() == before
     joint = capture(authored)
     assert state() == before

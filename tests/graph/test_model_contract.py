@@ -174,5 +174,44 @@ def test_a_function_that_asks_for_gradients_of_none_is_refused_at_its_line(fake4
     assert capture(authored, by="traced")
 
 
+class Raises(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.shape[1] % 3:
+            raise ValueError("my own words: give a width of three")
+        return super().forward(x).mean()
+
+
+class Asserts(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        assert x.shape[1] == 9, "need nine"
+        return super().forward(x).mean()
+
+
+class Maps(nn.Linear):
+    """Its weight is gathered inside the transform, which no capture can do."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.vmap(lambda row: row @ self.weight)(x).mean()
+
+
+@pytest.mark.parametrize("by", ["joint", "traced"])
+def test_what_the_forward_itself_raises_is_shown_as_its_own(fake4: Any, by: str) -> None:
+    for kind, error, text, offset in ((Raises, "ValueError", "my own words: give a width of three", 2),
+                                      (Asserts, "AssertionError", "need nine", 1)):
+        line = kind.forward.__code__.co_firstlineno + offset
+        authored = author_module(kind(8, 8), fake4, fake4.mesh_of({"dp_shard": 4}), batch=vectors)
+        assert refused(lambda authored=authored: capture(authored, by=by)) == (
+            f"model {kind.__name__}: its forward raised {error} at test_model_contract.py:{line}: {text}")
+
+
+@pytest.mark.parametrize("by", ["joint", "traced"])
+def test_a_capture_does_not_name_another_that_refuses_too(fake4: Any, by: str) -> None:
+    line = Maps.forward.__code__.co_firstlineno + 1
+    authored = author_module(Maps(8, 8), fake4, fake4.mesh_of({"dp_shard": 4}), batch=vectors)
+    said = refused(lambda: capture(authored, by=by))
+    assert f"cannot be captured at test_model_contract.py:{line}: " in said and "setup_context staticmethod" in said
+    assert said.endswith(": change that line, or do it outside of the captured module")
+
+
 def vectors() -> tuple[torch.Tensor]:
     return (torch.empty(4, 8),)

@@ -18,6 +18,8 @@ from workbench.graph.facts import GraphFacts, Known, set_facts
 from workbench.graph.input_check import InputCheck
 from workbench.graph.model_contract import (
     NO_TENSOR,
+    NotCaptured,
+    by_another,
     named,
     not_captured,
     refusing_inference_tensors,
@@ -173,7 +175,10 @@ def capture(
     Raises WorkbenchError where the module cannot be traced, with torch's reason, or would take too long.
     """
     args = tuple(batch) if batch is not None else authored.microbatch()
-    joint: JointGraph = hook_of("capture", by)(authored, args, decompositions)
+    try:
+        joint: JointGraph = hook_of("capture", by)(authored, args, decompositions)
+    except NotCaptured as refusal:
+        raise WorkbenchError(by_another(refusal, authored, args, by)) from refusal.__cause__
     set_facts(joint.graph, replace(authored_facts(authored), partitioner=joint.cut is None))
     settle(joint.graph)
     return joint
@@ -197,7 +202,7 @@ def by_aot_autograd(authored: Authored, args: tuple[Any, ...], decompositions: A
     except Exception as error:
         if aot.without_results(error):
             raise WorkbenchError(f"{named(authored)}: {NO_TENSOR}") from None
-        raise WorkbenchError(not_captured(authored, error)) from error
+        raise not_captured(authored, error) from error
     context = graph.meta["tracing_context"]
     writes = aot.writes_inputs(context, len(tree_leaves(args)))
     inputs = InputCheck.of(args, authored.module.forward, writes)

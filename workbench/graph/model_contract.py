@@ -15,12 +15,12 @@ from torch.fx import GraphModule, Node
 from workbench.authoring.authored import Authored
 from workbench.errors import WorkbenchError
 from workbench.graph.read.nodes import described
-from workbench.recipe.hooks import values_of
+from workbench.recipe.hooks import hook_of, values_of
 from workbench.recipe.wording import few
 from workbench.torch_api import aot
 from workbench.torch_api.module_paths import module_path
 from workbench.torch_api.ops import storage_key
-from workbench.torch_api.tracing.refusals import place, reason, refused_module
+from workbench.torch_api.tracing.refusals import is_users, place, reason, refused_module
 
 NO_TENSOR = "its forward returns no tensor: return the mean loss, a scalar tensor"
 
@@ -51,19 +51,46 @@ def named(authored: Authored) -> str:
     return f"model {type(authored.module).__name__}{of}"
 
 
-def not_captured(authored: Authored, error: Exception, *, by: str = "joint") -> str:
-    """One sentence for what torch raised while it traced: the module, the line, torch's reason, and what to do.
+class NotCaptured(WorkbenchError):
+    """A capture cannot take the model. by_model: the forward itself raised, so that no capture can."""
 
-    by: the capture; another may take the model.
-    """
-    path, line = refused_module(authored.module, error), place(error)
-    where = f"module {path}" if path else "it"
+    by_model = False
+
+
+def not_captured(authored: Authored, error: Exception) -> NotCaptured:
+    """One sentence for what was raised while torch traced: the module, the line, the reason, and what to do."""
+    line = place(error)
     at = f" at {line}" if line else ""
-    others = [f'or try capture "{name}"' for name in values_of("capture") if name != by]
-    return (
+    if is_users(error):
+        refusal = NotCaptured(
+            f"{named(authored)}: its forward raised {type(error).__name__}{at}: {reason(error)}"
+        )
+        refusal.by_model = True
+        return refusal
+    path = refused_module(authored.module, error)
+    where = f"module {path}" if path else "it"
+    return NotCaptured(
         f"{named(authored)}: {where} cannot be captured{at}: {type(error).__name__}: {reason(error)}: change that "
-        + ", ".join(["line", "or do it outside of the captured module", *others])
+        "line, or do it outside of the captured module"
     )
+
+
+def by_another(
+    refusal: NotCaptured, authored: Authored, args: tuple[Any, ...], by: str
+) -> str:
+    """The refusal, with the name of another capture that takes the model when tried; the forward's own error if any."""
+    for name in values_of("capture"):
+        if refusal.by_model or name == by:
+            continue
+        try:
+            with hook_of("capture", name)(authored, args, None):
+                return f'{refusal}, or try capture "{name}"'
+        except NotCaptured as other:
+            if other.by_model:
+                return str(other)
+        except WorkbenchError:
+            pass
+    return str(refusal)
 
 
 @contextlib.contextmanager

@@ -67,7 +67,6 @@ class Partitioned:
         slot = self.slots[self.parts.index(which)]
         slot.graph = graph
         values = [n.meta.get("val") for n in graph.graph.find_nodes(op="placeholder")]
-        # a pass may have lost inputs: lint says so, and no later pass gets these
         slot.example_inputs = [value if moved(example, value) else example
                                for example, value in zip(slot.example_inputs, values, strict=False)]
 

@@ -115,21 +115,19 @@ def apply_pass(
         with no_exit(where):
             result = item.function(graph_or_body, example_inputs, options=options)
     except WorkbenchError as error:
-        place = place_of(error)
-        if not place or repr(item.name) in str(error):
+        if not place_of(error) or repr(item.name) in str(error):
             raise
-        raise WorkbenchError(f"{where}: {error}{place}") from error
+        raise WorkbenchError(f"{where}: {error}{place_of(error)}") from error
     except Exception as error:
-        problem = f"{type(error).__name__}: {error}{place_of(error)}"
-        raise WorkbenchError(f"{where} raised {problem}") from error
+        problem = f"raised {type(error).__name__}: {error}"
+        raise WorkbenchError(f"{where} {problem}{place_of(error)}") from error
     except BaseException as error:  # an interrupt stays one
         error.add_note(f"in {where}{place_of(error)}")
         raise
     if not (callable(result) if callables else isinstance(getattr(result, "graph", None), Graph)):
-        graphs = "the GraphModule, also where it was changed in place"
-        wanted = "a callable" if callables else graphs
-        without = " without a graph" if isinstance(result, GraphModule) else ""
-        raise WorkbenchError(f"{where} returned {type(result).__name__}{without}: return {wanted}")
+        wanted = "a callable" if callables else "the GraphModule, also where it was changed in place"
+        kind = type(result).__name__ + " without a graph" * isinstance(result, GraphModule)
+        raise WorkbenchError(f"{where} returned {kind}: return {wanted}")
     if not callables:
         set_facts(result, facts)
         aot.set_convention(result, convention)

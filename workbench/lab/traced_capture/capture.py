@@ -6,11 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from workbench.authoring.authored import Authored
-from workbench.errors import WorkbenchError
 from workbench.graph.capture import JointGraph, deterministic_capture
 from workbench.graph.facts import Known
 from workbench.graph.input_check import InputCheck
-from workbench.graph.model_contract import named, not_captured, require_parameters
+from workbench.graph.model_contract import NotCaptured, named, not_captured, require_parameters
 from workbench.lab.traced_capture import checks
 from workbench.lab.traced_capture.cut import cut
 from workbench.torch_api import aot
@@ -25,9 +24,9 @@ def traced(authored: Authored, args: tuple[Any, ...],
         with deterministic_capture(authored), aot.capture_settings():
             step = trace_step(authored.module, args, decompositions)
     except Untraceable as error:
-        raise WorkbenchError(f'{named(authored)}: {error}, or set capture to "joint"') from None
+        raise NotCaptured(f"{named(authored)}: {error}") from None
     except Exception as error:
-        raise WorkbenchError(not_captured(authored, error, by="traced")) from error
+        raise not_captured(authored, error) from error
     inputs = InputCheck.of(args, authored.module.forward)
     return JointGraph(authored, step, aot.Contexts(), step.tracing_context, inputs, by="traced by make_fx",
                       cut=cut, known=Known(checks=(checks.check,)))

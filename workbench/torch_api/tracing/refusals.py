@@ -6,6 +6,7 @@ Source: torch/_dynamo/exc.py (`real_stack` holds the traced frames), torch/_dyna
 from __future__ import annotations
 
 import re
+import traceback
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,10 @@ import torch._dynamo
 from torch import nn
 from torch.autograd.function import FunctionCtx
 
-_NOT_USERS = str(Path(torch.__file__).parent), str(Path(__file__).parents[1])
+_HERE = Path(__file__).parents[1]
+_NOT_USERS = (
+    str(Path(torch.__file__).parent), str(_HERE), str(_HERE.parent / "authoring/simple_fsdp.py")
+)
 _EXPLAINED = re.compile(r"Explanation: (?:User-inserted graph break\. Message: )?(.+)")
 _UNKNOWN_VALUE = re.compile(r"(Could not guard on data-dependent expression [^(\n]*\S)")
 _INNER = re.compile(r"got (\w+\((?P<quote>['\"]).*?(?P=quote)\))", re.DOTALL)
@@ -37,6 +41,12 @@ def place(error: BaseException) -> str:
     return f"{Path(user_frames[-1].filename).name}:{user_frames[-1].lineno}" if user_frames else ""
 
 
+def is_users(error: BaseException) -> bool:
+    """Whether the model's code raised the error itself, and not torch while it traced that code."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and not frames[-1].filename.startswith(_NOT_USERS)
+
+
 def refused_module(module: nn.Module, error: BaseException) -> str:
     """The path of the innermost module whose forward was being traced; of modules of one class the first."""
     path, inner = "", module
@@ -50,7 +60,7 @@ def refused_module(module: nn.Module, error: BaseException) -> str:
 
 
 def _frames(error: BaseException) -> list[Any]:
-    return list(getattr(error, "real_stack", None) or [])
+    return list(getattr(error, "real_stack", None) or traceback.extract_tb(error.__traceback__))
 
 
 def _holds(part: nn.Module, frame: Any) -> bool:
