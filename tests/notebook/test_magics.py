@@ -169,3 +169,15 @@ def test_old_cells_leave_nothing_in_the_cache_of_lines():
     for name in names:
         compiled("1 / 0", name)
     assert [name in linecache.cache for name in names] == [False, False, *[True] * SHOWN]
+
+
+def test_the_cell_after_an_interrupt_says_that_its_ranks_are_new(cell, shell, monkeypatch):
+    def interrupted(*_, **__):
+        magics(shell).pool.restart()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(magics(shell).pool), "run_on", interrupted)
+        cell("%%ranks\n1")
+    said = "The ranks are new: the interrupt ended those before, with all they held.\n"
+    assert [cell("%%ranks\n1;")[1].count(said) for _ in range(2)] == [1, 0]

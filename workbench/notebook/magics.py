@@ -58,6 +58,7 @@ class RanksMagics(Magics):
         super().__init__(shell)
         self.pool: RankPool | None = None
         self._asked = DEFAULTS
+        self._interrupted = False
 
     @magic_arguments()
     @argument("command", nargs="?", choices=COMMANDS, help="without a cell: what to do with the ranks")
@@ -95,6 +96,9 @@ class RanksMagics(Magics):
             return None
         except WorkbenchError as error:
             raise UsageError(str(error)) from None
+        except KeyboardInterrupt:
+            self._interrupted = True
+            raise
         if asked.fails:
             raise UsageError(
                 "%%ranks --fails: the cell was meant to fail, and every rank came to its end"
@@ -156,6 +160,9 @@ class RanksMagics(Magics):
         if self.pool is None:
             self.pool = ranks(wanted[0], backend=wanted[1], check=wanted[2])
         self._asked = wanted
+        if self._interrupted:
+            print("The ranks are new: the interrupt ended those before, with all they held.")
+            self._interrupted = False
         return self.pool
 
     def _named(self, name: str) -> Any:
