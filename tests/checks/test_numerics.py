@@ -6,7 +6,7 @@ from on_ranks import calls, insert, key_biased, user_pass
 
 from workbench.authoring.author import author_module
 from workbench.checks.collectives import all_gather_object
-from workbench.checks.numerics import compare, verdict
+from workbench.checks.numerics import allowance, compare, verdict
 from workbench.checks.record import PassRecord
 from workbench.checks.verdicts import Outcome
 from workbench.graph.capture import capture
@@ -252,3 +252,14 @@ def test_a_parameter_on_one_rank_is_a_leaf_and_holds_other_values_inside():
     with revealing([weight], []):
         assert bool((weight > 1).all()) and weight.requires_grad
     assert weight.tolist() == [1, 1, 1]
+
+
+def test_rounding_allows_no_lost_gradient_unless_the_gradient_is_rounding():
+    """In bfloat16 the gradients of a model of 1 billion parameters moved by a quarter: twice the norm was allowed."""
+    gradient = torch.ones(4)
+    assert allowance(gradient, gradient * 1.01) == pytest.approx(0.08, rel=1e-3)
+    assert allowance(gradient, gradient * 1.26) == 0.5
+    assert allowance(gradient, -gradient) == 16.0
+    lossy = PassContract("c", Stage.JOINT, Numerics.LOSSY, "rounding", tolerance=1e-5)
+    lost = compare([gradient], [0 * gradient], lossy, moved=[gradient * 1.26])
+    assert lost.problems and not compare([gradient], [gradient * 1.1], lossy, moved=[gradient * 1.26]).problems

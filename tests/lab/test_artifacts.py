@@ -58,7 +58,7 @@ def reseal(artifact: Path, **changes: Any) -> None:
 def trains_as_a_build_does(recipe: Recipe, out: Path, pool: RankPool) -> None:
     """To the losses and norms of a build, bitwise, from graphs that each rank captures too."""
     loaded = run_artifact(out, world=pool, verify=True, progress=False).training
-    built = run(recipe, world=pool, progress=False).training
+    built = run(recipe, world=pool, level="light", progress=False).training
     assert loaded is not None and built is not None and len(loaded.losses) == recipe.training.steps
     assert (loaded.losses, loaded.norms) == (built.losses, built.norms)
 
@@ -283,7 +283,7 @@ def test_a_step_that_is_replayed_trains_as_a_build_does(step: str, tmp_path: Pat
     recipe = tiny("llama3", 2, 1, training__step=step, training__steps=4, passes=["rehearsed"])
     compile_recipe(recipe, tmp_path / "out", world="gloo")
     loaded = run_artifact(tmp_path / "out", world=pool2, progress=False)
-    built = run(recipe, world=pool2, progress=False)
+    built = run(recipe, world=pool2, level="light", progress=False)
     assert loaded.training is not None and built.training is not None
     assert (loaded.training.losses, loaded.training.norms) == (built.training.losses, built.training.norms)
     effects = [report.pass_row("rehearsed").verdict("effect") for report in (loaded, built)]
@@ -313,7 +313,7 @@ def test_two_gpus_train_as_a_build_does(name: str, changes: dict[str, Any], tmp_
     assert len(compile_recipe(recipe, out, world="nccl").ranks) == 2
     with ranks(2, backend="nccl", timeout=280, echo="none") as pool:
         loaded = run_artifact(out, world=pool, verify=True, progress=False)
-        built = run(recipe, world=pool, progress=False)
+        built = run(recipe, world=pool, level="light", progress=False)
     assert loaded.training is not None and built.training is not None
     assert torch.allclose(torch.tensor(loaded.training.losses), torch.tensor(built.training.losses), rtol=1e-5)
     effect = loaded.pass_row("cudagraph").verdict("effect")

@@ -15,6 +15,7 @@ from workbench.torch_api.ops import is_fake
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _TIMES_MOVED = 8.0
+_HALF = 0.5
 """A result may differ by this many times what it moves where the inputs move by one eps."""
 
 
@@ -86,10 +87,13 @@ def allowance(value: Any, moved: Any) -> float:
     """The norm-relative difference that rounding alone may make of a result: eight times that of `moved`, its value on
     inputs that `moved_by_eps` made.
 
-    It is 0 for zeros, for integers, and where the two are NaN or infinite in different places.
+    At most one half, which a lost or a doubled gradient exceeds, unless the result moves by more: then it is rounding
+    alone. 0 for zeros, for integers, and where the two are NaN or infinite in different places.
     """
     relative = compare_one(value, moved, 0.0)[1]
-    return _TIMES_MOVED * relative if math.isfinite(relative) else 0.0
+    if not math.isfinite(relative):
+        return 0.0
+    return _TIMES_MOVED * relative if relative > _HALF else min(_TIMES_MOVED * relative, _HALF)
 
 
 def moved_by_eps(values: Sequence[Any], eps: float) -> list[Any]:

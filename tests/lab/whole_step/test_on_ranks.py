@@ -186,7 +186,7 @@ def test_one_recording_of_the_whole_step_is_bitwise_the_eager_loop_s(n, recipe):
 
 def trained_unread(recipe):
     """Train with one read at the end; from the second step on, what waits for the device raises."""
-    built, made, read = build(recipe, current_world()), training.Batches.at, training._read
+    built, made, read = build(recipe, current_world()), training.Batches.at, training._mean_losses
 
     def at(self, step):
         if step:
@@ -197,7 +197,7 @@ def trained_unread(recipe):
         torch.cuda.set_sync_debug_mode("default")
         return read(*given)
 
-    with patch.object(training.Batches, "at", at), patch.object(training, "_read", reading):
+    with patch.object(training.Batches, "at", at), patch.object(training, "_mean_losses", reading):
         found = training.train(built.authored, built.step)
     built.step.close()
     return len(found.losses)

@@ -122,9 +122,7 @@ def _why_not(authored: Authored, loss: Any) -> str:
     """Why the plain module is not compared, on any rank; "" where it is."""
     reason = ""
     needed = sum(4 * p.numel() * p.element_size() for p in authored.module.parameters())
-    if authored.mesh is None:
-        reason = "it is on no mesh"
-    elif authored.plain is None:
+    if authored.plain is None:
         reason = "the module cannot be copied"
     elif not isinstance(loss, torch.Tensor) or loss.dim():
         reason = "its forward returns no scalar"

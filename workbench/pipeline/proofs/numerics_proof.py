@@ -324,7 +324,8 @@ def prove_numerics(
                 known.compared = compare_steps(step, [batch, second], records, size)
     for record in records:  # which may be of another fork of the run
         record.known.compared = known.compared
-    known.authoring = prove_authoring(authored, batch)
+    if authored.mesh is not None:
+        known.authoring = prove_authoring(authored, batch)
     outside = tuple(
         source for source in step.pair.side_effects if not source.startswith("L['self']")
     )
