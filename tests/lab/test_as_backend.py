@@ -346,3 +346,15 @@ def test_what_makes_a_callable_is_no_graph_pass():
         with pytest.raises(WorkbenchError, match=f"pass '{name}' runs on the .* as_graph_pass, for graphs alone, runs"):
             as_graph_pass(name)
     assert as_graph_pass("graph_cleanup").__name__ == "graph_cleanup"
+
+
+def test_a_second_length_under_inductor_says_dynamic_false():
+    model = torch.nn.Linear(8, 8)
+    backend = as_backend(["inductor_decomposition", "full_inductor_compilation"])
+    compiled = torch.compile(model, backend=backend)
+    compiled(torch.ones(4, 8)).sum().backward()
+    with pytest.raises(Exception, match=r"'full_inductor_compilation' needs .*torch.compile\(..., dynamic=False\)"):
+        compiled(torch.ones(6, 8))
+    static = torch.compile(model, backend=backend, dynamic=False)
+    static(torch.ones(6, 8)).sum().backward()
+    assert len(backend.graphs) == 2

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch import SymInt
 from torch.distributed.tensor import DTensor
 
 from workbench.authoring.authored import Authored
@@ -82,6 +83,7 @@ class Backend:
 
     def __call__(self, graph: Any, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         """Compile one of Dynamo's graphs. torch wraps errors from here in BackendCompilerFailed."""
+        self._require_static(example_inputs)
         joints: list[JointFromCompile] = []
 
         def joint(traced: JointFromCompile) -> None:
@@ -102,6 +104,16 @@ class Backend:
         self.graphs.append(CompiledGraph(pair, lower(pair)))
         self._report_idle(pair.known.records)
         return function
+
+    def _require_static(self, example_inputs: Sequence[Any]) -> None:
+        if not any(isinstance(value, SymInt) for value in example_inputs):
+            return
+        for spec in self.passes:
+            if "static_shapes" in choose(spec, LATER, "as_backend")[0].contract.needs:
+                raise WorkbenchError(
+                    f"pass {spec.name!r} needs sizes that are known, and torch.compile left one open, as it does at a "
+                    "second length: call torch.compile(..., dynamic=False), which compiles each length"
+                )
 
     def _facts(self, example_inputs: Sequence[Any]) -> GraphFacts:
         if self.authored is not None:
