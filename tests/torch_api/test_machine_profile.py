@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from workbench import WorkbenchError
-from workbench.torch_api.devices.estimators import scheduler_times
 from workbench.torch_api.devices.profile import MACHINES, _along, _between, device_spec, load_profile
 from workbench.torch_api.devices.specs import DEVICES, EFFICIENCY
+from workbench.torch_api.inductor.bucketing import scheduler_times
 from workbench.torch_api.supported import cpu_name
 
 

@@ -32,8 +32,8 @@ from workbench.graph.read.timeline import Costs, costs_of, scheduler_ms
 from workbench.passes.merged_collectives import launches_saved
 from workbench.passes.registry import register_pass
 from workbench.recipe.contracts import EstimateOptions
-from workbench.torch_api.devices.estimators import scheduler_times
 from workbench.torch_api.inductor import bucketing
+from workbench.torch_api.inductor.bucketing import scheduler_times
 
 
 def order_costs(options: EstimateOptions, gm: GraphModule) -> Costs:

@@ -38,8 +38,8 @@ from workbench.passes.effect import Effect
 from workbench.passes.merged_collectives import launches_saved
 from workbench.passes.registry import Graphs, register_pass
 from workbench.recipe.contracts import Options
-from workbench.torch_api.devices.estimators import scheduler_times
 from workbench.torch_api.inductor import bucketing
+from workbench.torch_api.inductor.bucketing import scheduler_times
 from workbench.torch_api.module_paths import clean_path, module_path
 from workbench.torch_api.ops import argument, group_name_of
 

@@ -10,6 +10,7 @@ import ast
 import contextlib
 import copy
 import enum
+import inspect
 import re
 import warnings
 from collections.abc import Callable, Iterator
@@ -317,6 +318,12 @@ def is_state(node: torch.fx.Node) -> bool:
 def is_tangent(node: torch.fx.Node) -> bool:
     """Whether a placeholder is a tangent, or a component of one."""
     return (desc := node.meta.get("desc")) is not None and desc.is_tangent()
+
+
+def accepted(function: Callable[..., Any], keywords: dict[str, Any]) -> dict[str, Any]:
+    """The keywords that `function` accepts in this torch version; each release adds some."""
+    known = inspect.signature(function).parameters
+    return {k: v for k, v in keywords.items() if k in known}
 
 
 def boxed(graph: Graph) -> Callable[[list[Any]], Any]:

@@ -7,7 +7,7 @@ import sys
 import cloudpickle
 import pytest
 import torch
-from on_ranks import calls, insert, small, user_pass
+from on_ranks import calls, insert, of_the_list, small, user_pass
 
 from workbench import WorkbenchError, author, author_module, build, capture, current_world, run_joint
 from workbench.graph.read.nodes import is_backward, output_values
@@ -185,7 +185,7 @@ def pairs(recipe):
         named = [*module.named_parameters(), *module.named_buffers()]
         left.append({name: getattr(v, "_local_tensor", v).detach().clone() for name, v in named})
         found = [(r.name, v.check, str(v.outcome)) for r in built.records for v in r.verdicts]
-        found += [(v.check, str(v.outcome)) for v in built.pipeline]
+        found += of_the_list(built)
     return [name for name in left[0] if not torch.equal(left[0][name], left[1][name])], losses, found
 
 

@@ -8,7 +8,7 @@ from unittest.mock import patch
 import cloudpickle
 import pytest
 import torch
-from on_ranks import FSDP_TP, build_with, calls, full_level, outcomes, small, user_pass
+from on_ranks import FSDP_TP, build_with, calls, full_level, of_the_list, outcomes, small, user_pass
 
 from lab.whole_step.step_faults import forgets_the_step_count, leaves_out_the_other_ranks_norm
 from lab.whole_step.whole_steps import BLOCKS, CAPACITY, JOINED, differing, experts, gloo_and_nccl, whole
@@ -79,7 +79,7 @@ def test_one_compiled_graph_stays_within_its_contract(pool2):
 def planted(recipe, fault):
     """(verdicts of a pass that plants the fault, and those of the pipeline)."""
     built = build_with(recipe, fault.__name__, lambda gm: fault(gm) or gm, stage="step")
-    return outcomes(built, fault.__name__), [(v.check, str(v.outcome)) for v in built.pipeline]
+    return outcomes(built, fault.__name__), of_the_list(built)
 
 
 def test_numerics_catches_what_a_pass_does_to_the_update(pool2):

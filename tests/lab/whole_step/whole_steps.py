@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from on_ranks import small
+from on_ranks import of_the_list, small
 
 from workbench import author, build, current_world, load_recipe
 from workbench.lab.whole_step.step import WholeStep
@@ -63,7 +63,7 @@ def differing(recipe):
     assert ours.keys() == theirs.keys()
     odd = [name for name in ours if not torch.equal(ours[name], theirs[name])]
     odd += ["losses"] * (whole.losses != eager.losses) + ["norms"] * (whole.norms != eager.norms)
-    return odd, len(ours), [(v.check, str(v.outcome)) for v in built.pipeline], str(built.schedule.outcome)
+    return odd, len(ours), of_the_list(built), str(built.schedule.outcome)
 
 
 JOINED = [("lint", "PASS"), ("collectives", "PASS")]

@@ -1,6 +1,5 @@
 """Devices: those that the cost model simulates, measuring them, and what a CPU emulates or a host holds.
 
-    estimators   times that Inductor's overlap schedulers are given
     float8       scaled products on a CPU
     host_copies  copies to pinned host memory and back, as operators
     profile      a measured machine: its file, and times interpolated from it

@@ -1,4 +1,4 @@
-"""Inductor's bucketing schedulers and their process groups, with the differences between versions.
+"""Inductor's bucketing schedulers, the times that they are given, and their process groups, in all versions of torch.
 
 Source: torch/_inductor/fx_passes/overlap_manual_scheduling.py and overlap_scheduling.py.
 """
@@ -6,17 +6,22 @@ Source: torch/_inductor/fx_passes/overlap_manual_scheduling.py and overlap_sched
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from importlib import import_module
 from typing import Any
 from unittest import mock
+from unittest.mock import patch
 
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _resolve_process_group
 from torch.fx import GraphModule, Node
 
-from workbench.torch_api.inductor.lowering import accepted
+from workbench.torch_api.aot import accepted
 from workbench.torch_api.ops import collective_kind
 
+Milliseconds = Callable[[Node, int | None], float]
+"""Of a node, or of a collective of so many bytes in place of its own; equal on every rank."""
 # Keyed by the group itself: a later world may give another group the same name.
 _TWINS: weakref.WeakKeyDictionary[dist.ProcessGroup, str] = weakref.WeakKeyDictionary()
 
@@ -85,3 +90,33 @@ def twin_group(name: str) -> str:
             ranks, backend=backend, use_local_synchronization=True
         ).group_name
     return _TWINS[group]
+
+
+@contextmanager
+def scheduler_times(ms: Milliseconds) -> Iterator[Milliseconds]:
+    """Inside, torch's schedulers estimate and measure nothing. Give `ms` as `custom_runtime_estimation`, too.
+
+    Beside that hook they look for the machine's own GPU: torch 2.13 for estimates that the hook's replace, 2.11 to
+    measure each matmul, whose times the ranks then exchange.
+    """
+    # on first use: these imports take a second
+    overlap: Any = import_module("torch._inductor.fx_passes.overlap_scheduling")
+    runtimes: Any = import_module("torch._inductor.fx_passes.node_runtime_estimation")
+
+    def of_node(node: Node, *_: Any) -> float:
+        return ms(node, None)
+
+    replaced = (
+        (overlap, "estimate_roofline_runtime_ms", of_node),
+        (overlap, "estimate_runtime_analytical", of_node),
+        (overlap, "benchmark_node_with_cache_key", lambda node, *_: (of_node(node), None)),
+        (overlap.OverlapScheduler,
+         "_align_compute_nodes_runtime_estimations_across_all_distributed_ranks", lambda _: None),
+        # a table for TORCH_TRACE; torch 2.12 fails to count the FLOP of sizes that a step decides
+        (runtimes, "_log_compute_estimations", lambda *_: None),
+    )
+    with ExitStack() as stack:
+        for place, name, function in replaced:
+            if hasattr(place, name):
+                stack.enter_context(patch.object(place, name, function))
+        yield ms

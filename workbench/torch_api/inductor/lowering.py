@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -29,12 +28,6 @@ def decomposition_table() -> dict[Any, Callable[..., Any]]:
 def configured(options: dict[str, Any]) -> AbstractContextManager[None]:
     """A context with these options of Inductor."""
     return torch._inductor.config.patch(options)
-
-
-def accepted(function: Callable[..., Any], keywords: dict[str, Any]) -> dict[str, Any]:
-    """The keywords that `function` accepts in this torch version; each release adds some."""
-    known = inspect.signature(function).parameters
-    return {k: v for k, v in keywords.items() if k in known}
 
 
 def detect_fake_mode(values: Any) -> Any:

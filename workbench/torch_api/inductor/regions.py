@@ -18,8 +18,8 @@ from torch.fx import GraphModule, Node
 from torch.fx.passes.utils.fuser_utils import fuse_by_partitions
 
 from workbench.errors import WorkbenchError
+from workbench.torch_api.aot import accepted
 from workbench.torch_api.inductor import kernels
-from workbench.torch_api.inductor.lowering import accepted
 from workbench.torch_api.ops import aliased_inputs
 
 _KEY = "region"
