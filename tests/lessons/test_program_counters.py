@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from itertools import product
 
 import pytest
@@ -98,5 +99,6 @@ def test_show_has_a_picture_and_little_is_saved(counters):
     counters.launched = CIRCLE
     assert counters.error is counters.reports[counters.rules.after(CIRCLE)]
     picture, shown, _ = outputs(counters)
-    assert "rank 0: waits in all_reduce over dp" in repr(picture) and shown is counters
+    # before that, what the pool ran for other tests
+    assert re.search(r"rank 0: .*waits in all_reduce over dp", repr(picture)) and shown is counters
     assert len(json.dumps(counters.get_state(), default=str)) < 60_000

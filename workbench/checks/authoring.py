@@ -33,7 +33,9 @@ def check_authoring(known: Known) -> list[Verdict]:
     if facts.uncut:
         idle = "the plan cuts no parameter over the axis tp: its ranks hold and compute the same"
         verdicts.append(Verdict("authoring", Outcome.NO_EFFECT, idle))
-    equal = f"{facts.replicas} gradients are equal on all ranks that hold them"
+    equal = "no gradient is held by several ranks"
+    if facts.replicas:
+        equal = f"{facts.replicas} gradients are equal on all ranks that hold them"
     if facts.problems:
         more = f" (and {len(facts.problems) - 1} more)" if facts.problems[1:] else ""
         verdicts.append(Verdict("authoring", Outcome.FAIL, facts.problems[0] + more))
