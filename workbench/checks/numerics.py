@@ -180,8 +180,7 @@ def compare(before: Sequence[Any], after: Sequence[Any], contract: PassContract,
         problem, relative = compare_one(a, b, limit)
         if problem and limit is not None and moved is not None:
             wide = max(limit, allowance(a, moved[i]))
-            problem, relative = compare_one(a, b, wide)
-            if not problem:
+            if not compare_one(a, b, wide)[0]:
                 widened[name] = relative, wide
                 continue
         worst = max(worst, relative)
