@@ -12,7 +12,7 @@ from on_ranks import FSDP_TP, build_with, calls, full_level, of_the_list, outcom
 
 from lab.whole_step.step_faults import forgets_the_step_count, leaves_out_the_other_ranks_norm
 from lab.whole_step.whole_steps import BLOCKS, CAPACITY, JOINED, differing, experts, gloo_and_nccl, whole
-from workbench import author, build, current_world, fake_world, ranks, what_if
+from workbench import author, build, current_world, ranks, what_if
 from workbench.lab.traced_capture.cut import AGAIN
 from workbench.pipeline import train as training
 from workbench.pipeline.proofs.two_steps import optimizer_steps
@@ -162,9 +162,9 @@ def merges(gm):
     return gm
 
 
-def test_the_join_keeps_what_a_traced_backward_repeats_and_a_pass_that_merges_one_is_named():
-    with user_pass("own", merges, stage="step"), fake_world(2) as world:
-        built = build(whole({"dp_shard": 2}, (FULL,), ("own",), capture="traced"), world)
+def test_the_join_keeps_what_a_traced_backward_repeats_and_a_pass_that_merges_one_is_named(fake4):
+    with user_pass("own", merges, stage="step"):
+        built = build(whole({"dp_shard": 4}, (FULL,), ("own",), capture="traced"), fake4)
     assert built.pipeline[0].outcome == "FAIL"
     assert "pass 'own' dropped 1 product or attention that the backward repeats" in built.pipeline[0].message
 
