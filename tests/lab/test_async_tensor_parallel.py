@@ -154,6 +154,7 @@ def with_values(mesh, function):
     return fused, {check: outcome for check, (outcome, _) in verdicts.items()}
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("mesh", [TP2, pytest.param(FSDP_TP, marks=pytest.mark.nightly)], ids=str)
 def test_the_values_are_those_of_the_plain_graph_and_an_exchange_is_found(request, mesh):
     pool = request.getfixturevalue("pool2" if mesh is TP2 else "pool4")
