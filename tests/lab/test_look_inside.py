@@ -122,7 +122,7 @@ def test_the_page_shows_what_its_example_prints(capsys, tmp_path):
     assert capsys.readouterr().out == output
 
 
-# What Inductor's passes are seen to do: a pass of one's own appears, one that is switched off does not.
+# What Inductor's passes are seen to do: a user's pass appears, and one that is switched off does not.
 
 RECIPE = load_recipe("llama3_full_inductor").override({
     "mesh.dp_shard": 1, "mesh.tp": 2, "model.n_layers": 1, "data.seq_len": 16})
@@ -159,7 +159,7 @@ def test_each_stage_on_its_graph_and_what_it_changed(explanation):
 
 
 def drop_nothing(graph: torch.fx.Graph) -> None:
-    """A pass of one's own, at the end of Inductor's."""
+    """A user's pass, at the end of Inductor's."""
 
 
 def test_a_pass_of_ones_own_is_seen(explanation):

@@ -57,7 +57,7 @@ def test_a_model_without_layers_and_without_gathers_has_its_reasons(fake4):
     assert effects == ["no module path matches layers.<number>", "no parameter is gathered in this graph"]
 
 
-# activation_checkpointing: what is saved and what is recomputed, by each policy and by a rule of one's own
+# activation_checkpointing: what is saved and what is recomputed, by each policy and by a user's rule
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,9 @@ from torch import Tensor, nn
 from workbench.authoring.author import author_module
 from workbench.authoring.plans import ParallelPlan
 from workbench.checks.authoring import check_authoring
+from workbench.graph.capture import capture
 from workbench.graph.facts import Known
+from workbench.graph.partition import partition
 from workbench.pipeline.proofs.authoring_proof import prove_authoring
 from workbench.world.mesh import current_world
 
@@ -26,12 +28,13 @@ PLAN = ParallelPlan({"wq": "colwise", "wo": {"style": "rowwise", "output": "repl
 class Attention(nn.Module):
     """Heads that are scaled by one weight of a head's size, as a norm of queries is."""
 
-    def __init__(self, normed: bool = True, dropout: float = 0.0, mean_of_heads: bool = False) -> None:
+    def __init__(self, normed: bool = True, dropout: float = 0.0, mean_of_heads: bool = False,
+                 rate: float = 0.0) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.wq, self.wo = nn.Linear(DIM, DIM, bias=False), nn.Linear(DIM, DIM, bias=False)
         self.q_norm = nn.Parameter(torch.ones(DIM // HEADS)) if normed else None
-        self.dropout, self.mean_of_heads = nn.Dropout(dropout), mean_of_heads
+        self.dropout, self.mean_of_heads, self.rate = nn.Dropout(dropout), mean_of_heads, rate
 
     def forward(self, x: Tensor) -> Tensor:
         heads = self.wq(x).unflatten(-1, (-1, DIM // HEADS))
@@ -39,6 +42,7 @@ class Attention(nn.Module):
             heads = heads * self.q_norm
         if self.mean_of_heads:
             heads = heads / heads.shape[-2]
+        heads = nn.functional.dropout(heads, self.rate) if self.rate else heads
         return self.wo(self.dropout(heads).tanh().flatten(-2)).square().mean()
 
 
@@ -47,7 +51,8 @@ def authoring(mesh: dict[str, int], plan: ParallelPlan, **options: object) -> li
     world = current_world()
     authored = author_module(Attention(**options), world, world.mesh_of(mesh), plan)
     batch = torch.randn(2, 6, DIM, generator=torch.Generator().manual_seed(world.rank * ("tp" not in mesh)))
-    known = Known(authoring=prove_authoring(authored, (batch,)))
+    graphs = partition(capture(authored, batch=(batch,))).graphs
+    known = Known(authoring=prove_authoring(authored, (batch,), graphs))
     return [(str(verdict.outcome), verdict.message) for verdict in check_authoring(known)]
 
 
@@ -79,6 +84,8 @@ def test_a_right_plan_passes_on_every_axis(pool2, mesh):
 def test_what_cannot_be_compared_is_unknown_with_its_reason(pool2):
     outcome, message = one(pool2, {"tp": 2}, PLAN, normed=False, dropout=0.5)
     assert outcome == "UNKNOWN" and message.endswith("module dropout draws random numbers")
+    outcome, message = one(pool2, {"tp": 2}, PLAN, normed=False, rate=0.5)  # of no module of torch's
+    assert outcome == "UNKNOWN" and message.endswith("draws random numbers")
 
 
 def test_an_axis_over_which_nothing_is_cut_is_told(pool2):

@@ -33,6 +33,11 @@ class Entry(NamedTuple):
     sends: str = ""
     digest: str = ""
 
+    @property
+    def launch(self) -> tuple[Any, ...]:
+        """All but what is sent: ranks whose launches match do not hang."""
+        return self[:-2]
+
 
 def all_gather_object(value: Any) -> list[Any]:
     """The value of every rank, in rank order; this process's alone without other ranks. Every rank must call it."""
@@ -151,7 +156,7 @@ def _shown(entry: Entry | None, other: Entry | None) -> str:
     sent = f"{entry.dtype}{list(entry.shape)}"
     parts = entry.op, sent, entry.reduction, f"over {entry.over}({entry.size})"
     text = " ".join(filter(None, parts))
-    if other is None or entry[:-2] != other[:-2]:
+    if other is None or entry.launch != other.launch:
         return text
     otherwise = ", computed otherwise" if entry.sends == other.sends else ""
     return f"{text} of {entry.sends}{otherwise}"
@@ -191,7 +196,7 @@ def exchange(graphs: Sequence[GraphModule]) -> Verdict:
     odd = difference(lists)
     if odd is not None:
         rank, index, sentence = odd
-        launches = {tuple(entry[:-2] for entry in entries) for entries in lists}
+        launches = {tuple(entry.launch for entry in entries) for entries in lists}
         evidence = {"rank": rank, "index": index, "runs": len(launches) == 1}
         return Verdict("collectives", Outcome.FAIL, sentence, evidence)
     text = f"{len(lists[0])} collectives in the same order on {len(lists)} ranks"

@@ -7,19 +7,22 @@ a module that computes a wrong gradient because of its plan.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
+from torch.fx import GraphModule, Node
 
 from workbench.authoring.authored import Authored
 from workbench.checks.authoring import Authoring
 from workbench.checks.collectives import all_gather_object
+from workbench.graph.read.nodes import module_path
 from workbench.pipeline.expert_load import routed_layers
 from workbench.recipe.wording import first_line
+from workbench.torch_api.ops import calls_of, is_random, may_be_random
 from workbench.torch_api.restoring import restoring_module
 from workbench.torch_api.tree import tree_map
 from workbench.world.mesh import coordinates
@@ -37,7 +40,8 @@ def check_replicas(authored: Authored) -> Authoring:
     """
     gradients = {name: p.grad for name, p in authored.module.named_parameters()}
     groups = dict(_replicated(gradients))
-    sums = {name: _sums(_local(gradients[name])) for name, _ in groups}
+    names = dict.fromkeys(name for name, _ in groups)
+    sums = {name: _sums(_local(gradients[name])) for name in names}
     every = all_gather_object(sums)
     suspects = [
         key for key, ranks in groups.items() if any(every[rank][key[0]] != sums[key[0]] for rank in ranks)
@@ -99,9 +103,12 @@ def _of_all_ranks(sentences: list[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(every))
 
 
-def prove_authoring(authored: Authored, batch: tuple[Any, ...]) -> Authoring:
+def prove_authoring(
+    authored: Authored, batch: tuple[Any, ...], graphs: Sequence[GraphModule]
+) -> Authoring:
     """One eager step on this batch of each rank: replicas, and the plain module on all of the batches.
 
+    graphs: those of the captured step, which say whether it draws random numbers.
     Every rank calls it, and each gets the same. Parameters, buffers, gradients and random numbers are unchanged
     afterwards.
     """
@@ -111,14 +118,14 @@ def prove_authoring(authored: Authored, batch: tuple[Any, ...]) -> Authoring:
         facts = check_replicas(authored)
         if facts.problems:
             return facts
-        unknown = _why_not(authored, loss)
+        unknown = _why_not(authored, loss, graphs)
         problems: tuple[str, ...] = ()
         if not unknown:
             unknown, problems = _against_plain(authored, loss.detach(), batch)
     return replace(facts, problems=problems, unknown=unknown, compared=not unknown)
 
 
-def _why_not(authored: Authored, loss: Any) -> str:
+def _why_not(authored: Authored, loss: Any, graphs: Sequence[GraphModule]) -> str:
     """Why the plain module is not compared, on any rank; "" where it is."""
     reason = ""
     needed = sum(4 * p.numel() * p.element_size() for p in authored.module.parameters())
@@ -126,21 +133,19 @@ def _why_not(authored: Authored, loss: Any) -> str:
         reason = "the module cannot be copied"
     elif not isinstance(loss, torch.Tensor) or loss.dim():
         reason = "its forward returns no scalar"
-    elif path := _dropout(authored):
-        reason = f"module {path} draws random numbers"
+    elif drawing := _random_node(graphs):
+        path = module_path(drawing)
+        where = f"module {path}" if path else "the model"
+        reason = f"{where} draws random numbers"
     elif needed > (room := _free_bytes(authored)):
         reason = f"four times the model, {needed:,} bytes, is more than the {room:,} that are free"
     reasons = all_gather_object(reason)
     return next((text for text in reasons if text), "")
 
 
-def _dropout(authored: Authored) -> str:
-    """The first module with an attribute that torch's modules call a rate of dropout."""
-    for path, part in authored.module.named_modules():
-        rates = [getattr(part, name, 0.0) for name in ("p", "dropout", "dropout_p")]
-        if part.training and any(isinstance(rate, float) and rate > 0 for rate in rates):
-            return path
-    return ""
+def _random_node(graphs: Sequence[GraphModule]) -> Node | None:
+    nodes = (node for graph in graphs for node in calls_of(graph.graph, may_be_random))
+    return next(filter(is_random, nodes), None)
 
 
 def _free_bytes(authored: Authored) -> int:

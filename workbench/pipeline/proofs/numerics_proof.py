@@ -325,7 +325,7 @@ def prove_numerics(
     for record in records:  # which may be of another fork of the run
         record.known.compared = known.compared
     if authored.mesh is not None:
-        known.authoring = prove_authoring(authored, batch)
+        known.authoring = prove_authoring(authored, batch, step.pair.graphs)
     outside = tuple(
         source for source in step.pair.side_effects if not source.startswith("L['self']")
     )
