@@ -1,4 +1,4 @@
-"""Write what README.md and docs/results.md draw from data: the tables between their markers, and the pictures
+"""Write what README.md and docs/measurements draw from data: the tables between their markers, and the pictures
 in docs.
 
     python docs/make_tables.py
@@ -53,17 +53,8 @@ STEPS = (  # what goes in, and the public function that takes it on
     ("Report", ""),
 )
 PASSES = ("run_joint", "run_partitioned")
-DOCUMENTS = {  # the tables of each document
-    "README.md": ("lessons", "figures"),
-    "docs/results.md": ("recipes", "passes", "peers", "experts", "steps_1b", "steps_h100", "exposed_tp2", "contention",
-                        "low_contention", "batch_split", "same_passes", "steps_8b", "cpu_steps", "start", "ranks",
-                        "faults", "views", "timelines", "accuracy", "accuracy_launches", "accuracy_exposed",
-                        "accuracy_steps", "experts_step", "peaks", "one_gpu", "captures", "whole_step", "update_cost",
-                        "float8", "float8_steps", "float8_8b", "float8_kernels", "saved_values", "long_sequences",
-                        "float8_budget", "float8_budget_h100", "float8_numerics", "memory_budget", "offload",
-                        "offload_planned", "chunked_loss", "float8_grouped", "depth", "what_if", "mutants", "soak",
-                        "museum"),
-}
+DOCUMENTS = ["README.md", "docs/results.md", *(
+    f"docs/measurements/{path.name}" for path in sorted((ROOT / "docs" / "measurements").glob("*.md")))]
 
 
 def reports(folder: Path) -> list[dict[str, Any]]:
@@ -185,8 +176,8 @@ def lessons_table(root: Path = ROOT) -> str:
 
 
 def museum_table(root: Path = ROOT) -> str:
-    """The exhibits of the bug museum in the lessons; docs/results.md shows it."""
-    rows = [[exhibit.bug, exhibit.seen, exhibit.caught, f"[{each.name[:2]}](../notebooks/{each.name}.ipynb)"]
+    """The exhibits of the bug museum in the lessons; docs/measurements/bug_museum.md shows it."""
+    rows = [[exhibit.bug, exhibit.seen, exhibit.caught, f"[{each.name[:2]}](../../notebooks/{each.name}.ipynb)"]
             for each in lessons(root) for exhibit in each.museum]
     return table(["what went wrong", "where it was seen", "what would have caught it", "lesson"], rows)
 
@@ -907,27 +898,6 @@ def float8_numerics_table(root: Path = ROOT) -> str:
     return f"{table(['', *variants], rows)}\n\n{of_cpu(found)}."
 
 
-def losses_picture(root: Path = ROOT) -> str:
-    """The losses of bfloat16 and of tensorwise float8 over the steps, as SVG."""
-    losses = float8_numerics_found(root)["losses"]
-    shown = {"bfloat16": "#0b5fa5", "tensorwise": "#d55e00"}
-    values = [loss for name in shown for loss in losses[name]]
-    low, high, steps = min(values), max(values), len(losses["bfloat16"])
-    out = ['<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 640 260" font-family="sans-serif" font-size="12" '
-           'role="img" aria-label="Losses of bfloat16 and of tensorwise float8 over the steps">',
-           '<rect width="640" height="260" fill="#fff"/>', '<path d="M50 20V220H620" fill="none" stroke="#555"/>',
-           f'<text x="44" y="26" text-anchor="end">{high:.1f}</text>',
-           f'<text x="44" y="220" text-anchor="end">{low:.1f}</text>', '<text x="50" y="240">step 1</text>',
-           f'<text x="620" y="240" text-anchor="end">step {steps}</text>', '<text x="12" y="14">loss</text>']
-    for i, (name, color) in enumerate(shown.items()):
-        points = " ".join(f"{50 + 570 * at / (steps - 1):.1f},{220 - 200 * (loss - low) / (high - low):.1f}"
-                          for at, loss in enumerate(losses[name]))
-        dashes = ' stroke-dasharray="5 3"' if i else ""
-        out.append(f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="1.5"{dashes}/>')
-        out.append(f'<text x="480" y="{40 + 18 * i}" fill="{color}">{name if not i else "float8, tensorwise"}</text>')
-    return "\n".join([*out, "</svg>"]) + "\n"
-
-
 def peaks_table(root: Path = ROOT) -> str:
     """The predicted peak of a step beside the recorded one, from benchmarks/results/peaks.json; the closest first."""
     found = json.loads((root / "benchmarks" / "results" / "peaks.json").read_text(encoding="utf-8"))
@@ -951,15 +921,22 @@ def of_gpu(found: dict[str, Any]) -> str:
     return f"{len(gpus)} {gpus[0]}, torch {found['versions']['torch'].split('+')[0]} (`{found['command']}`)"
 
 
+def places(text: str) -> list[str]:
+    """The names of the tables that a document shows, in order."""
+    return re.findall(r"<!-- (\w+):begin -->", text)
+
+
 def with_tables(text: str, made: dict[str, str], name: str) -> str:
     """The text of the document `name` with what stands between each pair of markers replaced."""
-    for place, new in made.items():
+    for place in places(text):
         begin, end = f"<!-- {place}:begin -->", f"<!-- {place}:end -->"
         before, _, rest = text.partition(begin)
         _, marker, after = rest.partition(end)
         if not marker:
-            raise SystemExit(f"{name}: no {begin} and {end}")
-        text = f"{before}{begin}\n{new}\n{end}{after}"
+            raise SystemExit(f"{name}: no {end} after {begin}")
+        if place not in made:
+            raise SystemExit(f"{name}: {begin}: no such table: one of {', '.join(sorted(made))}")
+        text = f"{before}{begin}\n{made[place]}\n{end}{after}"
     return text
 
 
@@ -994,18 +971,16 @@ def picture() -> str:
     return "\n".join([*out, "</svg>"]) + "\n"
 
 
-def documents(root: Path = ROOT) -> dict[str, str]:
+def documents() -> dict[str, str]:
     """Each document's text with its tables as the data are now."""
-    made = tables(root)
-    return {name: with_tables((root / name).read_text(encoding="utf-8"), {place: made[place] for place in places}, name)
-            for name, places in DOCUMENTS.items()}
+    made = tables()
+    return {name: with_tables((ROOT / name).read_text(encoding="utf-8"), made, name) for name in DOCUMENTS}
 
 
 def main() -> None:
     for name, text in documents().items():
         (ROOT / name).write_text(text, encoding="utf-8")
     (ROOT / "docs" / "pipeline.svg").write_text(picture(), encoding="utf-8")
-    (ROOT / "docs" / "float8_losses.svg").write_text(losses_picture(), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import pytest
 
 from workbench import WorkbenchError
 from workbench.__main__ import main
-from workbench.notebook.lessons.course_site import DOCS, write_site
+from workbench.notebook.lessons.course_site import documents, write_site
 from workbench.notebook.lessons.lesson import load_lesson
 from workbench.notebook.lessons.scores import SCORES
 
@@ -38,7 +38,7 @@ def test_a_site_has_progress_and_leads_from_one_lesson_to_the_next(tmp_path, mon
     out = tmp_path / "site"
     assert main(["course", "12", "13", "--site", str(out)]) == 0
     assert f"site: {out}/index.html" in capsys.readouterr().out
-    assert {path.stem for path in out.glob("*.html")} == {"index", *DOCS, NAME, NEXT}
+    assert {path.stem for path in out.glob("*.html")} == {"index", *(path.stem for path in documents()), NAME, NEXT}
     pages = [(out / f"{name}.html").read_text() for name in (NAME, NEXT)]
     first, second = (page.partition("<nav>")[2].partition("</nav>")[0] for page in pages)
     assert f'<a href="{NEXT}.html">Next: ' in first and "Before: " not in first

@@ -14,7 +14,7 @@
       _fused_adamw_: not recorded = aten._fused_adamw_.tensor_lr([primals_1], [mm_1], [exp_avg_0], ...
       return (sum_1, _to_copy_1)
 
-Moving the norm behind each bucket's reduction would hide at most what it takes, 0.6% of a step in docs/results.md.
+Moving the norm behind each bucket's reduction would hide at most what it takes: 0.6% of a step on two H200.
 
     checks  the verdicts on the join
     join    forward, backward, clipping and AdamW become one graph

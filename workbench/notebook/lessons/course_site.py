@@ -48,20 +48,24 @@ def write_site(
             )
     out.mkdir(parents=True, exist_ok=True)
     (out / MARK).touch()
-    pages = {"index", *DOCS, *names}
+    pages = {"index", *(path.stem for path in documents()), *names}
     for number, path in enumerate(notebooks):
         tell(path.stem)
         page = _without_network(page_of(path))
         page = re.sub(r"(<body[^>]*>)", rf"\1{_navigation(lessons, number)}", page, count=1)
         write_whole(out / f"{path.stem}.html", _local(page, pages))
-    for name in DOCS:
-        path = notebooks_dir().parent / "docs" / f"{name}.md"
-        body = _local(_html_of(path.read_text(encoding="utf-8")), pages)
-        for image in set(re.findall(r'<img[^>]* src="([\w.-]+)"', body)):
-            write_whole(out / image, (path.parent / image).read_bytes())
-        write_whole(out / f"{name}.html", _page(name.capitalize(), body))
+    for path in documents():
+        text = path.read_text(encoding="utf-8")
+        title = text.partition("\n")[0].removeprefix("# ")
+        write_whole(out / f"{path.stem}.html", _page(title, _local(_html_of(text), pages)))
     write_whole(out / "index.html", _index(lessons))
     return out / "index.html"
+
+
+def documents() -> list[Path]:
+    """The documents that the site shows: those that its index lists, and the pages of measurements."""
+    docs = notebooks_dir().parent / "docs"
+    return [*(docs / f"{name}.md" for name in DOCS), *sorted((docs / "measurements").glob("*.md"))]
 
 
 def _page(title: str, body: str) -> str:
