@@ -7,7 +7,7 @@ from importlib import import_module
 import pytest
 
 NAMES = {"artifacts": "compile_recipe run_artifact", "bisect": "Bisection bisect", "traces": "read_order",
-         "compile_backend": "as_backend as_graph_pass", "schedule": "compare_schedules",
+         "compile_backend": "as_backend", "graph_passes": "as_graph_pass", "schedule": "compare_schedules",
          "inside_inductor": "Explanation inductor_passes look_inside watched"}
 
 
