@@ -55,7 +55,6 @@ NAMES = {  # of what benchmarks/step_time.py measures, by its variants
     "llama3_full_inductor_block_bucketing_cudagraph": "ours, Inductor, bucketing, replayed",
     "llama3_full_inductor_block_bucketing_overlap_cudagraph": "ours, Inductor, bucketing, overlap, replayed",
     "llama3_full_inductor_overlap_reshard_cudagraph": "ours, the same, weights gathered again",
-    "llama3_whole_step": "ours, whole step",
     "llama3_whole_step_fused": "ours, whole step",
     "llama3_whole_step_fused_cudagraph": "ours, whole step, replayed",
     "llama3_whole_step_fused_reshard_cudagraph": "ours, whole step, replayed, weights gathered again",
@@ -121,9 +120,6 @@ def span(values: Iterable[float], unit: str) -> str:
     return f"{low} {unit}" if low == high else f"{low} to {high} {unit}"
 
 
-# Steps, as benchmarks/step_time.py measures them
-
-
 def rounds_of(name: str, axes: str) -> dict[str, list[Line]]:
     """The rounds of each variant in benchmarks/results/NAME.jsonl on a mesh. A variant that failed has none."""
     rounds: dict[str, list[Line]] = {}
@@ -158,15 +154,15 @@ def steps(columns: list[str], *groups: tuple[str, ...]) -> str:
     Without variants it has all that NAMES has.
     """
     rows: list[list[str]] = []
-    places: dict[str, None] = {}
+    where: dict[str, None] = {}
     for about, name, axes, *variants in groups:
         rounds = rounds_of(name, axes)
         for variant in variants or [name for name in rounds if name in NAMES]:
             row = [NAMES[variant], *(COLUMNS[column](rounds[variant]) for column in columns)]
             rows.append([f"{about}: {row[0]}", *row[1:]] if about else row)
         first = next(iter(rounds.values()))[0]
-        places[f"{place(first)}, {axes}"] = None
-    return f"{table(['step', *columns], rows)}\n\n{'; '.join(places)}."
+        where[f"{place(first)}, {axes}"] = None
+    return f"{table(['step', *columns], rows)}\n\n{'; '.join(where)}."
 
 
 DP, TP = "dp_shard 2", "tp 2"
@@ -241,9 +237,6 @@ def whole_step() -> str:
     return f"{table(['optimizer', 'replayed', 'a step', 'launches', 'peak'], rows)}\n\n{place(lines[-1])}."
 
 
-# What hides communication
-
-
 def exposed_why() -> str:
     """What keeps the collectives of a replayed step on tp 2 from hiding."""
     paths = sorted((RESULTS / "traces_h100x2_tp2").glob("llama3_tp_calibrated_cudagraph.*"))
@@ -310,9 +303,6 @@ def bucketing() -> str:
     return f"{table(heads, rows)}\n\n{place(result)}, dp_shard 2, forward and backward, replayed."
 
 
-# Simulation
-
-
 def accuracy(about: str, name: str, simulated: str, measured: str) -> list[str]:
     """A row of the simulation's errors, against the run that was measured shortest."""
     result, errors = load(name), []
@@ -349,9 +339,6 @@ def peaks() -> str:
     near = sum(abs(row["off"]) < 0.05 for row in compared)
     return (f"{table(['step', 'model, mesh', 'recorded', 'predicted', 'off'], rows.values())}\n\n"
             f"{near} of {len(compared)} steps are within 5%. Predicted without a GPU: {source(result)}")
-
-
-# Float8, losses
 
 
 GAIN = ["bfloat16", "float8 matmuls", "casts", "gain"]
@@ -408,9 +395,6 @@ def loss_alone() -> str:
         rows.append([names[row["way"]], f"{row['ms']:.1f} ms", f"{row['peak_gib']:.1f} GiB"])
     sizes = f"{result['tokens']:,} tokens of {result['dim']:,}, vocabulary {result['vocabulary']:,}"
     return f"{table(['output layer and loss', 'time', 'peak'], rows)}\n\n{sizes}. {source(result)}"
-
-
-# Recipes, captures, faults
 
 
 def outcome(recipe: str, folder: str) -> str:
@@ -543,12 +527,9 @@ def mutants() -> str:
         rows.append([kind, f"{sums[0]}", f"{light}", f"{values}", f"{sums[1]}", f"{sums[2]}"])
     heads = ["fault in", "planted", "caught without values", "caught by values", "equal", "missed"]
     missed = [[f"`{row['key']}`", row["why"]] for row in result["survivors"]]
+    parts = [table(heads, rows), table(["missed", "why"], missed)] if missed else [table(heads, rows)]
     torch = result["torch"].split("+")[0]
-    return (f"{table(heads, rows)}\n\n{table(['missed', 'why'], missed)}\n\n2 gloo ranks, torch {torch}, seed "
-            f"{result['seed']} (`{result['command']}`).")
-
-
-# The course
+    return "\n\n".join([*parts, f"2 gloo ranks, torch {torch}, seed {result['seed']} (`{result['command']}`)."])
 
 
 def lessons() -> str:
@@ -569,9 +550,6 @@ def museum() -> str:
         link = f"[{lesson.name[:2]}](../../notebooks/{lesson.name}.ipynb)"
         rows += [[exhibit.bug, exhibit.seen, exhibit.caught, link] for exhibit in lesson.museum]
     return table(["what went wrong", "where it was seen", "what would have caught it", "lesson"], rows)
-
-
-# The documents
 
 
 DRAWN: dict[str, Callable[[], str]] = {

@@ -33,7 +33,19 @@ def test_the_tables_are_current() -> None:
     assert not stale, "run `python docs/make_tables.py`"
     shown = {place for text in texts.values() for place in MADE["places"](text)}
     assert shown == set(MADE["tables"]()), "a table that no document shows"
-    assert (ROOT / "docs" / "pipeline.svg").read_text() == MADE["picture"](), "stale: run `python docs/make_tables.py`"
+    with pytest.raises(SystemExit, match="gone:begin -->: no such table"):
+        MADE["with_tables"]("<!-- gone:begin --><!-- gone:end -->", {}, "x.md")
+
+
+def words(text: str) -> int:
+    """How many words a reader sees: no comments, and no marks that are not words."""
+    shown = re.sub(r"<!--.*?-->", "", text)
+    return sum(bool(re.search(r"\w", word)) for word in shown.split())
+
+
+def test_the_results_are_one_page() -> None:
+    assert words("| a | -- <!-- no word --> b, c |") == 3
+    assert words((ROOT / "docs" / "results.md").read_text()) <= 1500
 
 
 def example(text: str) -> tuple[str, list[str]]:
@@ -87,8 +99,8 @@ def test_a_recipe_is_said_to_need_cuda_where_the_run_is_refused_for_it() -> None
             continue
         with pytest.raises(WorkbenchError) as refused:
             check_buildable(recipe, "gloo")
-        which, why = re.fullmatch(r"pass '(\w+)' needs CUDA \((.+)\), and world gloo .*", str(refused.value)).groups()
-        assert f"`{which}`, {why}" in said
+        (which,) = re.findall(r"^pass '(\w+)' needs CUDA ", str(refused.value))
+        assert f"`{which}`" in said
 
 
 def anchors(text: str) -> set[str]:
