@@ -11,13 +11,8 @@ def saved_bytes(rows) -> int:
     return sum(row.held_bytes * (1 if row.gathered else 8) for row in rows)
 
 
-def find_gathered():
-    """Follow the views to the owner of the memory, and ask whether that all-gather gathers a parameter."""
-    return lambda row, gathers: "ParamAOTInput" in gathers.get(row.root, "")
-
-
-def worth_it(memory) -> int:
-    """Solve g / (inputs + g + a n) = 9 % for n; g: the gathered bytes, a: the bytes for one of the 80 tokens."""
-    inputs, gathered = memory.at_backward["inputs"], memory.at_backward["gathered parameters"]
-    for_a_token = (memory.peak - inputs - gathered) / 80
-    return round((gathered / 0.09 - inputs - gathered) / for_a_token)
+def worth_it(start) -> int:
+    """Solve g / (inputs + g + r n / 80) = 9 % for n; g: the gathered bytes, r: the bytes that grow with the tokens."""
+    inputs, gathered = start["inputs"], start["gathered parameters"]
+    grows = start["activations"] + start["other values"]
+    return round(80 * (gathered / 0.09 - inputs - gathered) / grows)

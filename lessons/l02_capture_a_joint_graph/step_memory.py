@@ -1,18 +1,21 @@
-"""What "Capture a joint graph" draws and grades: bytes alive over a step by kind, and names of tensors."""
+"""What "Capture a joint graph" draws and grades: bytes alive over a step, what is saved, and names of tensors."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
+from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from workbench.graph.partition import ForwardBackward
-from workbench.graph.read.memory import SavedTensor, item_roots, parameter_gathers, roots
+from workbench.graph.capture import JointGraph
+from workbench.graph.partition import ForwardBackward, partition
+from workbench.graph.read.collectives import list_collectives
+from workbench.graph.read.memory import SavedTensor, item_roots, parameter_gathers, roots, saved_tensors
 from workbench.notebook.draw.colors import INK, PAPER, PINK, SKY, YELLOW
-from workbench.notebook.draw.picture import Picture, finish, panels
+from workbench.notebook.draw.picture import Picture, Table, finish, panels, table
 from workbench.torch_api.aot import is_tangent
 from workbench.torch_api.ops import own_bytes
 
@@ -107,28 +110,32 @@ def draw_memory(found: Mapping[str, StepMemory]) -> Picture:
     """
     figure, axes = panels(9.2 if len(found) > 1 else 7.6, 3.5, columns=len(found), sharey=True)
     lines = []
+    highest = max(step.peak for step in found.values())
+    unit, name = KB, "kB (1 kB = 1,000 bytes)"
+    if highest > 10_000 * KB:
+        unit, name = 1000 * KB, "MB (1 MB = 1,000,000 bytes)"
     first, last = (max(sizes) for sizes in zip(*((step.start, len(step.total) - step.start) for step in found.values()),
                                                strict=True))
     for ax, (title, step) in zip(axes, found.items(), strict=True):
         xs = range(-step.start, len(step.total) - step.start)
-        bands = [[size / KB for size in sizes] for sizes in step.alive.values()]
+        bands = [[size / unit for size in sizes] for sizes in step.alive.values()]
         drawn = ax.stackplot(xs, *bands, colors=list(COLORS.values()), labels=list(COLORS), step="mid", linewidth=0)
         drawn[0].set(edgecolor=INK, linewidth=0.8)
-        ax.plot(xs, [size / KB for size in step.total], color=INK, linewidth=0.8, drawstyle="steps-mid")
+        ax.plot(xs, [size / unit for size in step.total], color=INK, linewidth=0.8, drawstyle="steps-mid")
         ax.axvline(-0.5, color=INK, linestyle="--", linewidth=1.1)
-        ax.annotate("peak", (xs[step.total.index(step.peak)], step.peak / KB), (18, 4), textcoords="offset points",
+        ax.annotate("peak", (xs[step.total.index(step.peak)], step.peak / unit), (18, 4), textcoords="offset points",
                     fontsize=9, arrowprops={"arrowstyle": "->", "color": INK})
         for x, word in ((-first, "forward"), (0, "backward")):
             ax.text(x, 1.0, f" {word}", transform=ax.get_xaxis_transform(), fontsize=9, va="bottom", style="italic")
         share = f"{step.share:.0%} of the saved bytes at the dashed line are gathered"
         ax.set_title(f"{title}\n{share}", fontsize=9, pad=16)
-        ax.set(xlabel="operators before and after the backward begins", xlim=(-first, last - 1),
-               ylim=(0, max(each.peak for each in found.values()) / KB * 1.08))
+        ax.set(xlabel="operators, counted from the start of the backward", xlim=(-first, last - 1),
+               ylim=(0, highest / unit * 1.08))
         lines.append(f"{title}: {sum(step.at_backward.values()):,} bytes alive where the backward begins")
         lines += [f"  {size:,} {kind}" for kind, size in step.at_backward.items()]
         lines.append(f"  {share}")
         lines.append(f"  peak: {step.forward_peak:,} in the forward, {step.backward_peak:,} in the backward")
-    axes[0].set_ylabel("kB alive (1 kB = 1,000 bytes)")
+    axes[0].set_ylabel(f"alive, {name}", fontsize=9)
     labels = list(COLORS)
     if len(found) == 1:
         labels = [f"{kind}\n{size:,} bytes at the dashed line" for kind, size in step.at_backward.items()]
@@ -136,6 +143,50 @@ def draw_memory(found: Mapping[str, StepMemory]) -> Picture:
                   ncols=1 if len(found) == 1 else 4, frameon=False, fontsize=9)
     return finish(figure, "Bytes alive over a step, in bands. " + "; ".join(map(str.strip, lines)) + ".",
                   "\n".join(lines), colors=64)
+
+
+def bars(rows: Sequence[SavedTensor]) -> Picture:
+    """A bar for each module: the bytes that its saved tensors hold, activations and gathered parameters."""
+    held: dict[str, dict[str, int]] = defaultdict(lambda: {"activations": 0, "gathered parameters": 0})
+    for row in rows:
+        if not row.held_bytes:  # an input of the step
+            continue
+        kind = "gathered parameters" if row.gathered else "activations"
+        held[row.module][kind] += row.held_bytes
+    figure, (axes,) = panels(8.6, 0.9 + 0.27 * len(held))
+    left = [0.0] * len(held)
+    for kind in ("activations", "gathered parameters"):
+        sizes = [parts[kind] / KB for parts in held.values()]
+        axes.barh(range(len(held)), sizes, 0.75, left=left, color=COLORS[kind], label=kind)
+        left = [start + size for start, size in zip(left, sizes, strict=True)]
+    axes.set_yticks(range(len(held)), [module or "the model itself" for module in held], fontsize=9)
+    axes.set(ylim=(len(held) - 0.5, -0.5), xlabel="kB saved (1 kB = 1,000 bytes)")
+    figure.legend(loc="outside upper right", ncols=2, frameon=False, fontsize=9)
+    lines = [f"{module or 'the model itself'}: " + ", ".join(f"{size:,} {kind}" for kind, size in parts.items())
+             for module, parts in held.items()]
+    return finish(figure, "Bytes saved by module. " + "; ".join(lines) + ".", "\n".join(lines), colors=64)
+
+
+def prices(pairs: Mapping[str, ForwardBackward]) -> Table:
+    """A row for each pair: gathered parameters kept, the peak, and the gathers that its backward repeats."""
+    rows = []
+    for name, pair in pairs.items():
+        memory = step_memory(pair)
+        repeated = [c for c in list_collectives(pair.backward) if c.kind == "all_gather"]
+        moved = sum(c.bytes_out for c in repeated)
+        rows.append((name, memory.at_backward["gathered parameters"], memory.peak, len(repeated), moved))
+    columns = ("", "gathered bytes kept", "peak", "gathers in the backward", "their bytes")
+    return table("what resharding saves, and what it costs", columns, rows)
+
+
+def edges(joint: JointGraph) -> dict[str, Any]:
+    """What `names` grades by: the roots of all names, and those that the backward reads when nothing is recomputed."""
+    root_of = {node.name: root.name for node, root in roots(joint.graph).items()}
+    read = saved_tensors(*partition(joint.fork(), by="default").graphs)
+    kinds = {row.root: "a gathered weight" if row.gathered else "an activation or the batch" for row in read}
+    inputs = joint.graph.graph.find_nodes(op="placeholder")
+    ignored = [n.name for n in inputs if is_tangent(n) or not isinstance(n.meta["val"], Tensor)]
+    return {"owner": root_of, "kinds": kinds, "ignored": ignored, "gathers": gathered_from(joint.graph)}
 
 
 def gathered_from(gm: GraphModule) -> dict[str, str]:
@@ -168,37 +219,6 @@ def names(answer: Any, *, owner: Mapping[str, str], kinds: Mapping[str, str],
     if len(missing) == 1:
         told[0] += f", {kinds[missing[0]]}"
     return max(0, len(kinds) - len(missing) - len(extra)) / len(kinds), "; ".join(told) or "right"
-
-
-def finds_gathered(answer: Any, *, saved: Mapping[str, Sequence[SavedTensor]],
-                   gathers: Mapping[str, Mapping[str, str]]) -> tuple[float, str]:
-    """Grades a function of a row and its graph's gathers, which is to be true where a gathered parameter is kept.
-
-    saved, gathers: by the name of the graph. The function gets rows without the field `gathered`, which is the answer.
-    The score is the share of hits among all that is wanted or found.
-    """
-    if not callable(answer):
-        return 0.0, f"not a function: {answer!r}"
-    hits, total, told = 0, 0, []
-    for graph, rows in saved.items():
-        try:
-            found = {row.name for row in rows if answer(_without_gathered(row), gathers[graph])}
-        except Exception as error:
-            if isinstance(error, AttributeError) and error.name == "gathered":
-                return 0.0, "the rows of this check have no field `gathered`"
-            return 0.0, f"{graph}: the function raised {type(error).__name__}: {error}"
-        wanted = {row.name: row.gathered is not None for row in rows}
-        missed = [name for name, kept in wanted.items() if kept and name not in found]
-        alarms = [name for name, kept in wanted.items() if not kept and name in found]
-        hits += sum(wanted.values()) - len(missed)
-        total += sum(wanted.values()) + len(alarms)
-        told += [f"{graph}: missed {len(missed)} of {sum(wanted.values())}, such as {missed[0]}"] if missed else []
-        told += [f"{graph}: false alarms {len(alarms)}, such as {alarms[0]}"] if alarms else []
-    return hits / total, "; ".join(told) or "right"
-
-
-def _without_gathered(row: SavedTensor) -> SimpleNamespace:
-    return SimpleNamespace(**{name: value for name, value in vars(row).items() if name != "gathered"})
 
 
 def fall(answer: Any, *, low: float, high: float) -> tuple[float, str]:
