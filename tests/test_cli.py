@@ -92,18 +92,33 @@ def test_one_recipe_pass_or_lesson_is_told_whole(capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.integration
-def test_json_to_standard_output_stands_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "llama3_fsdp", *SMALL, "--world", "fake", "--json", "-"]) == 0
+def test_json_to_standard_output_stands_alone_and_a_page_needs_nothing_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "report.html"
+    assert main(["run", "llama3_fsdp", *SMALL, "--world", "fake", "--json", "-", "--html", str(page)]) == 0
     assert json.loads(capsys.readouterr().out)["ok"] is True
     assert not Path("-").exists()
+    shown = page.read_text()
+    assert shown.startswith("<!DOCTYPE html>") and "<title>llama3_fsdp on 2 fake ranks" in shown
+    assert "saved for the backward: " in shown and "n_layers = 1" in shown and "workbench run llama3_fsdp" in shown
+    assert "<script" not in shown and "://" not in shown
+
+
+@pytest.mark.integration
+def test_a_change_is_answered_also_where_it_needs_other_ranks(capsys: pytest.CaptureFixture[str]) -> None:
+    small = [part for part in SMALL if not part.startswith("mesh")]
+    assert main(["what-if", "llama3_fsdp", *small, "mesh.dp_shard=2"]) == 0
+    shown = capsys.readouterr().out
+    assert "mesh.dp_shard: 8 -> 2" in shown and "estimated saved, bytes" in shown
 
 
 BAD = [
     (["llama3", "--set", 'passes=["mine"]'], "unknown pass 'mine': register it with @register_pass, or use one of "
      f"{', '.join(sorted(package_contracts()))}"),
     (["tour", "--json", "/no/r.json"], "--json /no/r.json: the folder /no does not exist: make it first"),
-    (["tour", "--dump", "graphs"], "--dump is gone: print(joint) and print_readable() show a graph, and TORCH_LOGS "
-     "what torch logs of it"),
+    (["tour", "--html", "tests"], "--html tests: is a folder: give a file"),
+    (["tour", "--html", "/proc/r.html"], "--html /proc/r.html: cannot be written: No such file or directory"),
     (["llama3_fsdp", *SMALL, "--checkpoints", __file__], f"checkpoints {__file__}: the folder cannot be made: File "
      "exists"),
     (["llama3_fsdp", "--save-every", "2"], "--save-every 2: give --checkpoints DIR too"),
@@ -149,6 +164,8 @@ def test_bad_input(capsys: pytest.CaptureFixture[str]) -> None:
     for command, says in (
             (["schedule", "llama3_tp", "--ranks", "²"], "'²'"),
             (["run", "llama3", "--import", "README.md"], "README.md: is no .py file"),
+            (["what-if", "tour"], "what-if: give a change, such as --set mesh.tp=2"),
+            (["what-if", "tour", "--set", "mesh.tq=2"], "mesh.tq: unknown key"),
             (["check", "02_captur"], "did you mean '02_capture_a_joint_graph'?"),
             (["course", "1", "--record", "README.md"], "--record README.md: is a file: give a folder")):
         assert says in refused(capsys, *command)

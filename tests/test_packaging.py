@@ -10,6 +10,7 @@ import runpy
 import subprocess
 import sys
 import tomllib
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -118,6 +119,51 @@ def test_each_folder_with_code_or_a_lesson_is_installed(monkeypatch: pytest.Monk
     setuptools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     assert setuptools["package-dir"] == {"workbench_lessons": "lessons"}
     assert setuptools["package-data"]["*"] == ["*.toml"]
+
+
+COMMANDS = """
+import os
+from workbench.cli import main
+os.execv = lambda _, command: print("then", *command[1:])
+for command in ("recipes", "lessons", "passes", "lab", "run tour --world fake"):
+    assert not main(command.split()), command
+"""
+
+
+@pytest.mark.integration
+def test_a_wheel_works_without_a_checkout(tmp_path: Path) -> None:
+    """It is unpacked before the path's other packages, and the commands run in an empty folder."""
+    built, site, empty = (tmp_path / name for name in ("built", "site", "empty"))
+    empty.mkdir()
+    built.mkdir()
+    steps = (f"egg_info --egg-base {built} build --build-base {built} "
+             f"bdist_wheel --bdist-dir {built}/wheel --dist-dir {built}")
+    subprocess.run([sys.executable, "setup.py", "-q", *steps.split()], cwd=ROOT, check=True, capture_output=True)
+    (wheel,) = built.glob("*.whl")
+    with zipfile.ZipFile(wheel) as file:
+        file.extractall(site)
+    assert wheel.stat().st_size < 6 * 2**20
+    course = site / "workbench_lessons"
+    assert {path.name for path in (course / "notebooks").iterdir()} == {
+        path.name for path in (ROOT / "notebooks").glob("*.ipynb")}
+    assert [name for name in results_that_are_read() if not (course / "benchmarks/results" / name).exists()] == []
+    env = {**os.environ, "PYTHONPATH": str(site), "WORKBENCH_PROGRESS": "0"}
+    done = subprocess.run([sys.executable, "-c", COMMANDS], cwd=empty, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "\ntour\n" in done.stdout and "\n00_tour: " in done.stdout and "tour on 2 fake ranks" in done.stdout
+    assert "then -m jupyterlab --notebook-dir=course course/notebooks/00_tour.ipynb\n" in done.stdout
+    assert (empty / "course/docs/glossary.md").read_bytes() == (ROOT / "docs/glossary.md").read_bytes()
+    assert str(ROOT) not in done.stdout
+
+
+def results_that_are_read() -> list[str]:
+    """The files and folders of benchmarks/results that code of the course names."""
+    sources = [*(ROOT / "lessons").rglob("*.py"), *(ROOT / "notebooks").glob("*.ipynb"),
+               *(ROOT / "workbench").rglob("*.py")]
+    texts = [path.read_text() for path in sources]
+    results = {path.name for path in (ROOT / "benchmarks/results").iterdir()}
+    results -= {"gloo", "h200x2"}  # also the names of a world and of a device
+    return [name for name in sorted(results) if any(f'"{name}' in text or f'\\"{name}' in text for text in texts)]
 
 
 def test_ci_runs_make_test_and_make_test_all_checks_everything() -> None:

@@ -15,7 +15,7 @@ from workbench.errors import WorkbenchError
 from workbench.notebook.lessons import commands
 from workbench.pipeline.progress import loading_torch, telling
 from workbench.recipe import listings
-from workbench.recipe.arguments import Gone, add_pairs, count, seconds
+from workbench.recipe.arguments import add_pairs, count, seconds
 from workbench.recipe.files import writable
 from workbench.recipe.plugins import COMMANDS, load_plugins
 from workbench.recipe.recipe import Recipe, load_recipe
@@ -39,7 +39,7 @@ START = """Where to start:
 
   workbench tour            train a small llama3 on 2 ranks through four passes, and see what each proved
   workbench recipes         runs that are declared; workbench run NAME trains one
-  workbench lessons         the course, in notebooks/
+  workbench lab             the course: its notebooks in JupyterLab
   workbench doctor          what works on this machine
 
 workbench --help lists all commands.
@@ -83,10 +83,6 @@ def parser() -> argparse.ArgumentParser:
         "2 bad input.",
     )
     _add_recipe(run, "change the recipe, such as mesh.tp=2 or training.lr=1e-3; may be repeated")
-    run.add_argument("--artifact", action=Gone, nargs="?", help=argparse.SUPPRESS,
-                     const="workbench run-artifact DIR trains from an artifact")
-    run.add_argument("--verify", action=Gone, nargs=0, help=argparse.SUPPRESS,
-                     const="workbench run-artifact DIR --verify compares the graphs")
     run.add_argument(
         "--world",
         choices=("auto", "fake", "gloo", "nccl"),
@@ -99,14 +95,9 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--json", type=Path, metavar="FILE", help="also write the report as JSON; - prints it alone"
     )
+    run.add_argument("--html", type=Path, metavar="FILE",
+                     help="also write the report as a page that a browser opens alone")
     run.add_argument("--strict", action="store_true", help="a pass without effect is a failure")
-    run.add_argument(
-        "--dump",
-        action=Gone,
-        nargs="?",
-        help=argparse.SUPPRESS,
-        const="print(joint) and print_readable() show a graph, and TORCH_LOGS what torch logs of it",
-    )
     run.add_argument(
         "--checkpoints",
         type=Path,
@@ -123,6 +114,16 @@ def parser() -> argparse.ArgumentParser:
         metavar="S",
         help="seconds for all ranks (default 600)",
     )
+
+    changed = commands.add_parser(
+        "what-if", help="what a change of a recipe does to verdicts, memory and time",
+        description="Build a recipe and the changed one without ranks, and print the difference in "
+        "verdicts, launches, bytes, estimated memory and simulated time. Exit status: 0, 1 if a "
+        "verdict of the changed recipe fails, 2 bad input.",
+    )
+    _add_recipe(changed, "the change, such as mesh.tp=2 or passes.PASS.OPTION=3; may be repeated")
+    changed.add_argument("--device", default="h100", metavar="NAME",
+                         help="the GPU of the simulated times, or a file of `workbench calibrate`")
 
     recipes = commands.add_parser("recipes", help="list the recipes, or show one")
     recipes.add_argument("name", nargs="?", metavar="NAME", help="show this recipe as TOML")
@@ -182,6 +183,14 @@ def parser() -> argparse.ArgumentParser:
         "to this folder, as pages that need no kernel and no network",
     )
 
+    lab = commands.add_parser(
+        "lab", help="copy the notebooks into a folder, and open JupyterLab there",
+        description="Copy the notebooks and the documents that they link into a folder, and open "
+        "JupyterLab there. A file that is there already is kept, and named where it differs.",
+    )
+    lab.add_argument("folder", nargs="?", type=Path, default=Path("course"), metavar="DIR",
+                     help="default: course")
+
     listed = commands.add_parser("lessons", help="list the lessons, and your scores, or show one")
     listed.add_argument(
         "lesson", nargs="?", metavar="LESSON", help="a number or a name: show this lesson alone"
@@ -194,7 +203,8 @@ def parser() -> argparse.ArgumentParser:
     )
     check.add_argument("lesson", metavar="LESSON", help="a number or a name")
     check.add_argument(
-        "--notebook", type=Path, metavar="FILE", help="your copy (default: the checkout's)"
+        "--notebook", type=Path, metavar="FILE",
+        help="your copy (default: notebooks/LESSON.ipynb here, or else the package's)",
     )
     hint = commands.add_parser("hint", help="the next hint for a checkpoint")
     hint.add_argument("lesson", metavar="LESSON", help="a number or a name")
@@ -259,6 +269,7 @@ def _run(args: argparse.Namespace) -> int:
     if args.strict:
         recipe = recipe.model_copy(update={"strict": True})
     writable(args.json)
+    writable(args.html, "--html")
     if args.save_every is not None and args.checkpoints is None:
         raise WorkbenchError(f"--save-every {args.save_every}: give --checkpoints DIR too")
     with loading_torch():
@@ -273,6 +284,19 @@ def _run(args: argparse.Namespace) -> int:
         save_every=args.save_every,
     )
     return tell_report(report, args)
+
+
+def _what_if(args: argparse.Namespace) -> int:
+    if not args.set:
+        raise WorkbenchError("what-if: give a change, such as --set mesh.tp=2")
+    _import(args.files)
+    with loading_torch():
+        from workbench.checks.verdicts import Outcome
+        from workbench.tools.what_if import difference
+
+    answer = difference(load_recipe(args.recipe), dict(args.set), device=args.device)
+    print(answer)
+    return FAILED if answer.after.outcome is Outcome.FAIL else PASSED
 
 
 def _plugin(args: argparse.Namespace) -> int:
@@ -311,11 +335,13 @@ def _tour(args: argparse.Namespace) -> int:
 
 _COMMANDS = {
     "run": _run,
+    "what-if": _what_if,
     "recipes": listings.recipes,
     "passes": listings.passes,
     "doctor": _doctor,
     "tour": _tour,
     "course": commands.course,
+    "lab": commands.lab,
     "lessons": commands.lessons,
     "check": commands.check,
     "hint": commands.hint,

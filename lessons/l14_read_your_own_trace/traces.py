@@ -39,7 +39,7 @@ def recorded(name: str, rank: int = 0, gpus: int = 1) -> Path:
     path = folder / f"{name}.rank{rank}.json.gz"
     if not path.is_file():
         there = ", ".join(sorted({p.name.split(".")[0] for p in folder.glob("*.json.gz")})) or "none"
-        raise WorkbenchError(f"{path}: no such recorded trace: there are {there}; run from a checkout")
+        raise WorkbenchError(f"{path}: no such recorded trace: there are {there}")
     return path
 
 

@@ -87,7 +87,7 @@ def elements_of_1b(layers: int) -> int:
 def steps_on_gpus() -> Table:
     """The timed steps of llama3 with clipping and AdamW outside of the graphs and inside: on one GPU, and on two."""
     if not RECORDED.is_file():
-        raise WorkbenchError(f"{RECORDED}: no such file: run from a checkout")
+        raise WorkbenchError(f"{RECORDED}: no such file of recorded results")
     one = {row["step"]: row for row in json_lines(RECORDED) if "cudagraph" in row["passes"]}
     rows = [("1b on 1 H200", said, f"{one[step]['step_ms']:.1f}", f"{one[step]['launches']}{more}",
              f"{one[step]['peak_bytes'] / 2**30:.1f}")

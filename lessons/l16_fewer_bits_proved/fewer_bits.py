@@ -99,7 +99,7 @@ def underflowing(joint: JointGraph, passes: Sequence[Any]) -> dict[str, float]:
 
 def _recorded(path: Path) -> dict[str, Any]:
     if not path.is_file():
-        raise WorkbenchError(f"{path}: no such file: run from a checkout")
+        raise WorkbenchError(f"{path}: no such file of recorded results")
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return found
 

@@ -131,8 +131,6 @@ def test_what_holds_and_what_cannot_be_looked_for(capsys):
         bisect(RECIPE)
     assert main(["bisect", "llama3", "--set", "mesh.tp=2"]) == 2
     assert "has no passes" in capsys.readouterr().err
-    assert main(["bisect", "llama3", "--check", "memory"]) == 2
-    assert "--check is gone: every verdict is looked at" in capsys.readouterr().err
 
 
 # A run kept node by node, and which nodes of two runs are the same.

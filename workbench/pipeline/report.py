@@ -350,6 +350,18 @@ class Report:
             f"<details><summary>what was found</summary><ul>{listed}</ul></details>"
         )
 
+    def page(self) -> str:
+        """The same and its figures as a page, which a browser opens without a kernel and a network."""
+        escape = html.escape
+        figures = escape("\n".join(self._figures()))
+        recipe = escape(self.recipe.to_toml())
+        return (
+            f'<!DOCTYPE html><html lang="en"><meta charset="utf-8"><title>{escape(self._title())}</title>'
+            "<style>:root { color-scheme: light dark } body { font: 16px/1.5 sans-serif; margin: 2em }</style>"
+            f"<p><code>{escape(self.command)}</code></p>{self._repr_html_()}<pre>{figures}</pre>"
+            f"<details><summary>the recipe</summary><pre>{recipe}</pre></details></html>\n"
+        )
+
     def __repr__(self) -> str:
         rows = ", ".join(f"{row.name} {row.outcome}" for row in self.passes) or "no passes"
         return (

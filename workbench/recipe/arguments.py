@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from workbench.errors import WorkbenchError
-
 
 def seconds(text: str) -> float:
     """An argument's type: seconds, above 0."""
@@ -53,11 +51,3 @@ def add_pairs(parser: argparse.ArgumentParser, option: str, help: str, form: str
 
     parser.add_argument(option, action=_Pairs, nargs="+", default=[], metavar=form.partition(",")[0], type=pair,
                         help=help)
-
-
-class Gone(argparse.Action):
-    """An option that is refused with what to use, for one release."""
-
-    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any,
-                 option_string: str | None = None) -> None:
-        raise WorkbenchError(f"{option_string} is gone: {self.const}")

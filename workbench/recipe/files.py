@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import stat
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -80,6 +81,16 @@ def write_whole(path: Path | str, content: str | bytes) -> None:
         raise WorkbenchError(f"{path}: cannot be written: {error.strerror}") from None
 
 
+def course_folder(name: str) -> Path:
+    """A folder that the course reads, such as "notebooks": in the installed `workbench_lessons`, or in the checkout.
+
+    In a checkout `workbench_lessons` is a link to lessons, and the other folders are beside it.
+    """
+    root = Path(__file__).resolve().parents[2]
+    installed = root / "workbench_lessons" / name
+    return installed.resolve() if installed.is_dir() else root / name
+
+
 def json_lines(path: Path) -> list[dict[str, Any]]:
     """The JSON object of each line of a file of results."""
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
@@ -91,10 +102,16 @@ def writable(path: Path | None, option: str = "--json") -> None:
         return
     if path.is_dir():
         raise WorkbenchError(f"{option} {path}: is a folder: give a file")
-    if not path.absolute().parent.is_dir():
+    folder = path.absolute().parent
+    if not folder.is_dir():
         raise WorkbenchError(
             f"{option} {path}: the folder {path.parent} does not exist: make it first"
         )
+    if path.is_file() or not path.exists():  # a device is written as it is
+        try:
+            tempfile.TemporaryFile(dir=folder).close()
+        except OSError as error:
+            raise WorkbenchError(f"{option} {path}: cannot be written: {error.strerror}") from None
 
 
 def print_result(show: Callable[[], Any], path: Path | None, json: Callable[[], str]) -> None:

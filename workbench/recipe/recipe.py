@@ -15,6 +15,7 @@ from pydantic import Field, field_validator, model_validator
 
 from workbench.recipe.contracts import CONTRACTS
 from workbench.recipe.edits import apply_overrides, flatten
+from workbench.recipe.files import course_folder
 from workbench.recipe.hooks import check_value
 from workbench.recipe.rules import rule_problems
 from workbench.recipe.sections import DataSpec, Expectations, MeshSpec, ModelSpec, PassSpec, PrecisionSpec, TrainingSpec
@@ -133,14 +134,13 @@ def _sound_passes(listed: Any) -> list[dict[str, Any]]:
 
 
 def recipes_dir() -> Path:
-    """Where recipes are found by name: $WORKBENCH_RECIPES, or lessons/recipes of the checkout."""
-    return Path(os.environ.get("WORKBENCH_RECIPES") or Path(__file__).resolve().parents[2] / "lessons" / "recipes")
+    """Where recipes are found by name: $WORKBENCH_RECIPES, or those of the package."""
+    return Path(os.environ.get("WORKBENCH_RECIPES") or course_folder("recipes"))
 
 
 def recipe_names() -> list[str]:
     """The names of all recipes, in order; RecipeError where there is no folder of them."""
-    missing = ("no such folder of recipes: install from a checkout with `pip install -e .`, or set "
-               "WORKBENCH_RECIPES")
+    missing = "no such folder of recipes: set WORKBENCH_RECIPES to one"
     return [path.stem for path in files_in(recipes_dir(), "*.toml", RecipeError, missing)]
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workbench.errors import WorkbenchError, full_disk, no_exit
-from workbench.recipe.files import print_result
+from workbench.recipe.files import print_result, write_whole
 from workbench.recipe.strict_toml import DeclarationError
 
 if TYPE_CHECKING:
@@ -87,12 +87,17 @@ def first_rank() -> bool:
 
 
 def tell_report(report: Report, args: argparse.Namespace) -> int:
-    """Print a run's report on rank 0, also as JSON if `args.json` is given; returns the exit status of every rank."""
+    """Print a run's report on rank 0, and write the files `args.json` and `args.html`.
+
+    Returns the exit status of every rank.
+    """
     status = PASSED if report.ok else FAILED
     if not first_rank():
         return status
     report = replace(report, command=shlex.join(["workbench", *args.line]))
     print_result(lambda: report.table(color=colored(sys.stdout)), args.json, report.to_json)
+    if args.html is not None:
+        write_whole(args.html, report.page())
     kind = "error" if report.recipe.strict else "warning"
     for name, why in report.idle:
         print(f"workbench: {kind}: pass {name!r} had no effect: {why}", file=sys.stderr)

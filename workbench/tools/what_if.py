@@ -37,6 +37,7 @@ from workbench.tools.variant import Difference, Variant, figures_of
 from workbench.torch_api.determinism import deterministic
 from workbench.torch_api.garbage import uncollected
 from workbench.torch_api.inductor import lowering
+from workbench.world.fake import fake_world
 from workbench.world.mesh import World
 
 T = TypeVar("T")
@@ -199,6 +200,20 @@ def what_if(
     Raises WorkbenchError as `build` does, except for passes without effect, which get a verdict.
     """
     return Study(recipe, world, device, progress)
+
+
+def difference(recipe: Recipe, changes: Mapping[str, Any], *, device: str = "h100") -> Difference:
+    """What changes of a recipe do, on fake worlds; changes, device and errors are those of `what_if`."""
+    changed = recipe.override(changes)
+    size, other_size = recipe.mesh.world_size, changed.mesh.world_size
+    with fake_world(size) as world:
+        study = what_if(recipe, world, device=device)
+        if other_size == size:
+            return study.change(changes)
+    with fake_world(other_size) as world:
+        other = what_if(changed, world, device=device)
+    differences = diff_recipes(recipe, changed)
+    return Difference(differences, study.now, other.now, other.ran, [], other.seconds)
 
 
 class _Calls:

@@ -11,7 +11,7 @@ import pytest
 
 from notebook.lessons.test_headless import notebook
 from workbench.cli import main
-from workbench.notebook.lessons.commands import what_next
+from workbench.notebook.lessons.commands import copy_course, what_next
 from workbench.notebook.lessons.course import run_course
 from workbench.notebook.lessons.lesson import lesson_names, load_lesson
 from workbench.notebook.lessons.scores import keep_score, load_scores
@@ -128,3 +128,18 @@ def test_what_is_nearly_right_comes_next_and_what_is_passed_does_not(
     assert any(line.startswith(f"  [99%] {point.name} ({point.difficulty}, ") for line in lines)
     scores = {lesson.name: {point.name: {"score": 1.0} for point in lesson.checkpoints} for lesson in known}
     assert what_next(known, scores) == f"next: nothing: all {sum(map(len, scores.values()))} checkpoints are passed"
+
+
+def test_a_copy_of_the_course_keeps_what_a_reader_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert copy_course(tmp_path) == []
+    mine = tmp_path / "notebooks/00_tour.ipynb"
+    shipped = mine.read_bytes()
+    mine.write_bytes(b"mine")
+    (tmp_path / "docs/glossary.md").unlink()
+    assert copy_course(tmp_path) == [mine]
+    assert mine.read_bytes() == b"mine" and len(shipped) > 10_000 and (tmp_path / "docs/glossary.md").is_file()
+    monkeypatch.setattr("workbench.notebook.lessons.commands.find_spec", lambda name: None)
+    assert main(["lab", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == "workbench: error: lab: JupyterLab is not installed: pip install jupyterlab\n"

@@ -31,6 +31,7 @@ def _of_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json", type=Path, metavar="FILE", help="write a report, too; - prints it alone"
     )
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write it as a page, too")
     parser.add_argument("--checkpoints", type=Path, metavar="DIR",
                         help="resume from the newest checkpoint here, and save one at the end")
     parser.add_argument("--save-every", type=count, metavar="N", help="save every N steps too")

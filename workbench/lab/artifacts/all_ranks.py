@@ -130,6 +130,7 @@ def transform(recipe: Recipe, world: World, progress: Callable[[str], Any] = lam
 def run_command(args: argparse.Namespace) -> int:
     """`workbench run-artifact`."""
     writable(args.json)
+    writable(args.html, "--html")
     if first_rank():
         print(f"workbench: running the code in {args.artifact}: run only artifacts that you trust",
               file=sys.stderr)

@@ -7,7 +7,7 @@
 import argparse
 from pathlib import Path
 
-from workbench.recipe.arguments import Gone, seconds
+from workbench.recipe.arguments import seconds
 from workbench.recipe.plugins import Command, declare_command
 from workbench.recipe.public_names import on_use
 
@@ -15,8 +15,6 @@ __getattr__ = on_use(__name__, {"Bisection": ".search", "bisect": ".search"})
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--check", action=Gone, help=argparse.SUPPRESS, const="every verdict is looked at; a report "
-                        "shows each pass's memory before and after")
     parser.add_argument("--world", choices=("auto", "fake", "gloo", "nccl"), default="auto",
                         help="as for run; a fake world has no values, and so no numerics")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result as JSON; - prints it alone")

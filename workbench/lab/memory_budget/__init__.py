@@ -31,7 +31,6 @@ from pathlib import Path
 
 from pydantic import Field, model_validator
 
-from workbench.recipe.arguments import Gone
 from workbench.recipe.contracts import Numerics, Options, PassContract, Stage, declare
 from workbench.recipe.plugins import Command, declare_command
 
@@ -74,7 +73,6 @@ declare(PassContract(
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--against", action=Gone, help=argparse.SUPPRESS, const="compare the texts of two plans")
     parser.add_argument("--front", action="store_true",
                         help="also what torch saves under budgets from 1 to 0.1")
     parser.add_argument("--json", type=Path, metavar="FILE",

@@ -1,17 +1,22 @@
-"""`workbench course`, `lessons`, `check` and `hint`: the lessons from the command line."""
+"""`workbench course`, `lab`, `lessons`, `check` and `hint`: the lessons from the command line."""
 
 from __future__ import annotations
 
 import argparse
+import os
+import shlex
 import sys
 import textwrap
 from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
 
 from workbench.errors import WorkbenchError
 from workbench.notebook.lessons.grading import percent
 from workbench.notebook.lessons.lesson import Checkpoint, Lesson, lesson_named, lesson_names, load_lesson
 from workbench.notebook.lessons.scores import Scores, load_scores, score_of, take_hint
 from workbench.pipeline.progress import loading_torch, telling
+from workbench.recipe.files import course_folder, write_whole
 
 WIDTH = 100
 
@@ -87,6 +92,38 @@ def _effort(point: Checkpoint) -> str:
     return f"{point.difficulty}, {point.minutes} min"
 
 
+def lab(args: argparse.Namespace) -> int:
+    """`workbench lab`: this process becomes JupyterLab."""
+    if find_spec("jupyterlab") is None:
+        raise WorkbenchError("lab: JupyterLab is not installed: pip install jupyterlab")
+    for path in copy_course(args.folder):
+        print(f"kept {path}: it differs from the package's")
+    command = ["jupyterlab", f"--notebook-dir={args.folder}", str(args.folder / "notebooks/00_tour.ipynb")]
+    print(f"python -m {shlex.join(command)}", flush=True)
+    os.execv(sys.executable, [sys.executable, "-m", *command])
+
+
+def copy_course(folder: Path) -> list[Path]:
+    """Copy the notebooks and the documents that they link, as `folder`/notebooks and `folder`/docs.
+
+    Returns the files that are there and differ: they are kept.
+    """
+    sources = {"notebooks": [".ipynb"], "docs": [".md", ".svg"]}
+    differ = []
+    for name, endings in sources.items():
+        source = course_folder(name)
+        for path in sorted(source.rglob("*")):
+            if path.suffix not in endings:
+                continue
+            target, content = folder / name / path.relative_to(source), path.read_bytes()
+            if not target.exists():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                write_whole(target, content)
+            elif target.is_dir() or target.read_bytes() != content:
+                differ.append(target)
+    return differ
+
+
 def check(args: argparse.Namespace) -> int:
     with loading_torch():
         from workbench.notebook.lessons.course import check_lesson
@@ -94,7 +131,8 @@ def check(args: argparse.Namespace) -> int:
     if args.notebook is not None and not args.notebook.is_file():
         raise WorkbenchError(f"--notebook {args.notebook}: no such file")
     name = lesson_named(args.lesson)
-    scores = check_lesson(name, args.notebook)
+    mine = Path("notebooks", f"{name}.ipynb")
+    scores = check_lesson(name, args.notebook or (mine if mine.is_file() else None))
     for point, score in scores.items():
         hint = "" if score >= 1 else f" (workbench hint {name.split('_')[0]} {point})"
         print(f"{point}: {percent(score)}{hint}")

@@ -121,7 +121,7 @@ def _row(outcome: Outcome, out: Path) -> list[str]:
 def check_lesson(name: str, notebook: Path | None = None) -> dict[str, float]:
     """Run a notebook with the reader's answers in it, and store and return each checkpoint's score.
 
-    notebook: a copy to run instead of the checkout's. Raises NotebookError where a cell fails, and WorkbenchError for a
+    notebook: a copy to run instead of the package's. Raises NotebookError where a cell fails, and WorkbenchError for a
     notebook that checks nothing of this lesson.
     """
     lesson = load_lesson(name)

@@ -44,7 +44,7 @@ def write_site(
     for path in notebooks:
         if not path.is_file():
             raise WorkbenchError(
-                f"{path}: no such notebook: run from a checkout, or set WORKBENCH_NOTEBOOKS"
+                f"{path}: no such notebook: set WORKBENCH_NOTEBOOKS to their folder"
             )
     out.mkdir(parents=True, exist_ok=True)
     (out / MARK).touch()

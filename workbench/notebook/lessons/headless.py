@@ -21,7 +21,7 @@ from unittest import mock
 from workbench.errors import WorkbenchError, temporary
 from workbench.notebook.lessons.lesson import load_lesson, parameters
 from workbench.pipeline.progress import PROGRESS, REPORTS, Progress, Teller, telling
-from workbench.recipe.files import write_whole
+from workbench.recipe.files import course_folder, write_whole
 
 
 class NotebookError(WorkbenchError):
@@ -40,10 +40,8 @@ class Executed:
 
 
 def notebooks_dir() -> Path:
-    """Where notebooks are found: $WORKBENCH_NOTEBOOKS, or notebooks of the checkout."""
-    return Path(
-        os.environ.get("WORKBENCH_NOTEBOOKS") or Path(__file__).resolve().parents[3] / "notebooks"
-    )
+    """Where notebooks are found: $WORKBENCH_NOTEBOOKS, or those of the package."""
+    return Path(os.environ.get("WORKBENCH_NOTEBOOKS") or course_folder("notebooks"))
 
 
 def from_text(lesson: str, changes: Mapping[str, str]) -> dict[str, Any]:
@@ -76,7 +74,7 @@ def run_lesson(
     source = source or notebooks_dir() / f"{name}.ipynb"
     if not source.is_file():
         raise WorkbenchError(
-            f"{source}: no such notebook: run from a checkout, or set WORKBENCH_NOTEBOOKS"
+            f"{source}: no such notebook: set WORKBENCH_NOTEBOOKS to their folder"
         )
     try:
         json.loads(source.read_text(encoding="utf-8"))["cells"]

@@ -15,6 +15,7 @@ from pydantic import Field, PositiveInt, PrivateAttr, create_model, model_valida
 
 from workbench.notebook.lessons.grading import CheckResult, Prediction, grade
 from workbench.notebook.lessons.scores import keep_score
+from workbench.recipe.files import course_folder
 from workbench.recipe.recipe import recipe_json_schema
 from workbench.recipe.strict_toml import (
     DeclarationError,
@@ -200,15 +201,13 @@ def parameters(lesson: Lesson, **values: Any) -> Any:
 
 
 def lessons_dir() -> Path:
-    """Where lessons are found by name: $WORKBENCH_LESSONS, or lessons of the checkout."""
-    return Path(
-        os.environ.get("WORKBENCH_LESSONS") or Path(__file__).resolve().parents[3] / "lessons"
-    )
+    """Where lessons are found by name: $WORKBENCH_LESSONS, or those of the package."""
+    return Path(os.environ.get("WORKBENCH_LESSONS") or course_folder(""))
 
 
 def lesson_names() -> list[str]:
     """The names of all lessons, in order; LessonError where there is no folder of them."""
-    missing = "no such folder of lessons: run from a checkout, or set WORKBENCH_LESSONS"
+    missing = "no such folder of lessons: set WORKBENCH_LESSONS to one"
     files = files_in(lessons_dir(), "l*/lesson.toml", LessonError, missing)
     return [path.parent.name.removeprefix("l") for path in files]
 
