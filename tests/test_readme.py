@@ -106,8 +106,11 @@ def test_a_recipe_is_said_to_need_cuda_where_the_run_is_refused_for_it() -> None
 def anchors(text: str) -> set[str]:
     """The names that a forge, or JupyterLab, gives to a document's headings."""
     heads = re.findall(r"^#+ (?:<.*>)?(.+)$", text, re.MULTILINE)
-    return {name for head in heads
-            for name in (re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-"), head.replace(" ", "-"))}
+    return {name for head in heads for name in (anchor(head), head.replace(" ", "-"))}
+
+
+def anchor(head: str) -> str:
+    return re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-")
 
 
 def broken_links(path: Path, text: str, served: Path = ROOT) -> list[str]:
@@ -138,10 +141,20 @@ def test_links_lead_somewhere() -> None:
     assert broken_links(ROOT / "notebooks" / "x", beyond, ROOT / "notebooks") == ["../docs/glossary.md"]
 
 
-def test_the_glossary_says_each_term_in_two_sentences() -> None:
-    terms = (ROOT / "docs" / "glossary.md").read_text().split("\n## ")[1:]
-    sentences = {term.partition("\n")[0]: len(re.findall(r"[.](?=\s|$)", term)) for term in terms}
-    assert {term: count for term, count in sentences.items() if count != 2} == {} and len(terms) > 40
+def unused(terms: list[str], texts: str) -> list[str]:
+    """The terms that stand in no text, as words or in a link."""
+    return [term for term in terms if not re.search(rf"\b{re.escape(term)}|#{anchor(term)}\b", texts, re.IGNORECASE)]
+
+
+def test_the_glossary_says_each_used_term_in_two_sentences() -> None:
+    entries = (ROOT / "docs" / "glossary.md").read_text().split("\n## ")[1:]
+    terms = [re.sub("<[^>]*>", "", entry.partition("\n")[0]) for entry in entries]
+    counts = {term: len(re.findall(r"[.](?=\s|$)", entry)) for term, entry in zip(terms, entries, strict=True)}
+    assert {term: count for term, count in counts.items() if count not in (1, 2)} == {} and len(terms) > 40
+    texts = [path.read_text() for path in DOCUMENTS if path.name != "glossary.md"]
+    texts += [path.read_text() for path in (ROOT / "notebooks").glob("*.ipynb")]
+    assert unused(terms, "\n".join(texts)) == []
+    assert unused(["saved tensors", "level light", "roofline"], "Saved tensors, [light](x#level-light)") == ["roofline"]
 
 
 def fits(patch: str) -> str:
