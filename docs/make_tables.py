@@ -67,15 +67,15 @@ NAMES = {  # of what benchmarks/step_time.py measures, by its variants
     "llama3_float8_whole_step_cudagraph": "ours, float8, whole step, replayed",
     "llama3_float8_whole_step_rowwise": "ours, float8 rowwise, whole step, replayed",
     "llama3_float8_whole_step_gathers_bfloat16": "ours, float8, gathered in bfloat16, whole step, replayed",
-    "llama3_budget_8.5": "8.5 GiB of saved tensors",
-    "llama3_budget_7.0": "7 GiB of saved tensors",
-    "llama3_budget_7.0_reshard": "7 GiB, and weights gathered again",
-    "llama3_budget_5.0_reshard": "5 GiB, and weights gathered again",
+    "llama3_budget_8.5": "saved tensors cut to 8.5 GiB",
+    "llama3_budget_7.0": "saved tensors cut to 7 GiB",
+    "llama3_budget_7.0_reshard": "cut to 7 GiB, and weights gathered again",
+    "llama3_budget_5.0_reshard": "cut to 5 GiB, and weights gathered again",
     "llama3_full_checkpointing": "full activation checkpointing",
-    "llama3_offload_hidden": "what compute should hide goes to the host",
-    "llama3_offload_hidden_cudagraph": "what compute should hide goes to the host, replayed",
-    "llama3_offload_all": "all large saved tensors go to the host",
-    "llama3_8b_budget": "ours, whole step, 45 GiB of saved tensors, two sequences",
+    "llama3_offload_hidden": "offload of what compute should hide",
+    "llama3_offload_hidden_cudagraph": "offload of what compute should hide, replayed",
+    "llama3_offload_all": "offload of all large saved tensors",
+    "llama3_8b_budget": "saved tensors cut to 45 GiB, two sequences",
     "deepseek_v3": "ours, dropless",
     "deepseek_v3_block_bucketing": "ours, dropless, bucketing",
     "deepseek_v3_capacity_cudagraph": "ours, capacity, replayed",
@@ -137,7 +137,7 @@ def peak(rounds: list[Line]) -> str:
 
 
 COLUMNS: dict[str, Callable[[list[Line]], str]] = {
-    "a step": lambda rounds: span((line["step_ms"] for line in rounds), "ms"),
+    "step": lambda rounds: span((line["step_ms"] for line in rounds), "ms"),
     "kernels": lambda rounds: span((line["kernels_ms"] for line in rounds), "ms"),
     "exposed": lambda rounds: span((line["exposed_nccl_ms"] for line in rounds), "ms"),
     "copies exposed": lambda rounds: span((line.get("exposed_copies_ms", 0) for line in rounds), "ms"),
@@ -149,10 +149,7 @@ COLUMNS: dict[str, Callable[[list[Line]], str]] = {
 
 
 def steps(columns: list[str], *groups: tuple[str, ...]) -> str:
-    """Measured steps. A group is: what to say before its names, its file, its mesh, and its variants.
-
-    Without variants it has all that NAMES has.
-    """
+    """Measured steps. A group is: what to say before its names, its file, its mesh, its variants (or all of NAMES)."""
     rows: list[list[str]] = []
     where: dict[str, None] = {}
     for about, name, axes, *variants in groups:
@@ -162,27 +159,27 @@ def steps(columns: list[str], *groups: tuple[str, ...]) -> str:
             rows.append([f"{about}: {row[0]}", *row[1:]] if about else row)
         first = next(iter(rounds.values()))[0]
         where[f"{place(first)}, {axes}"] = None
-    return f"{table(['step', *columns], rows)}\n\n{'; '.join(where)}."
+    return f"{table(['variant', *columns], rows)}\n\n{'; '.join(where)}."
 
 
 DP, TP = "dp_shard 2", "tp 2"
 WHOLE, BASE = "llama3_whole_step_fused_cudagraph", "llama3_full_inductor_block_bucketing"
 FLOAT8 = (WHOLE, "llama3_float8_whole_step_cudagraph", "compile_float8_tensorwise")
-SPEED = ["a step", "exposed", "launches", "reserved"]
-BUSY = ["a step", "kernels", "exposed"]
-COST = ["a step", "allocator's peak"]
+SPEED = ["step", "exposed", "launches", "reserved"]
+BUSY = ["step", "kernels", "exposed"]
+COST = ["step", "allocator's peak"]
 STEPS: dict[str, tuple[Any, ...]] = {  # the columns and the groups of each table of steps
-    "figures": (["a step"], ("8b", "llama3_8b_h200x2", DP, WHOLE, "compile"),
-                ("1b", "llama3_1b_h200x2", DP, WHOLE, "compile", "llama3_block_bucketing_cudagraph",
-                 "reference_block_bucketing_cudagraph")),
+    "figures": (["step"], ("8b", "llama3_8b_h200x2", DP, WHOLE, "compile"),
+                ("1b", "llama3_1b_h200x2", DP, WHOLE, f"{BASE}_overlap_cudagraph", "compile",
+                 "llama3_block_bucketing_cudagraph", "reference_block_bucketing_cudagraph")),
     "memory_8b": (["reserved", "allocator's peak"], ("8b", "llama3_8b_h200x2", DP)),
-    "replay": (["a step"], ("", "llama3_1b_h200x4", "dp_shard 2 x tp 2", "compile", BASE, f"{BASE}_cudagraph",
+    "replay": (["step"], ("", "llama3_1b_h200x4", "dp_shard 2 x tp 2", "compile", BASE, f"{BASE}_cudagraph",
                             "llama3_block_bucketing_cudagraph", "reference_block_bucketing_cudagraph")),
     "tp": (BUSY, ("", "llama3_1b_h200x2", TP)),
-    "experts": (["a step", "copies dropped"], (
+    "experts": (["step", "copies dropped"], (
         "", "deepseek_v3_debug_h200x2", "dp_shard 2 x ep 2", "eager", "deepseek_v3_block_bucketing",
         "deepseek_v3_capacity_cudagraph", "deepseek_v3_capacity_full_inductor_cudagraph")),
-    "float8_steps": (["a step"], ("8b", "float8_8b_h200x2", DP, *FLOAT8),
+    "float8_steps": (["step"], ("8b", "float8_8b_h200x2", DP, *FLOAT8),
                      ("1b", "float8_h200x2", DP, *FLOAT8, "compile")),
     "memory_cost": ([*COST, "copies exposed"], (
         "", "memory_budget_h200x2", DP, f"{BASE}_cudagraph", "llama3_budget_8.5", "llama3_budget_7.0_reshard",
@@ -191,15 +188,15 @@ STEPS: dict[str, tuple[Any, ...]] = {  # the columns and the groups of each tabl
     "steps_1b": (SPEED, ("", "llama3_1b_h200x2", DP)),
     "steps_h100": (SPEED, ("", "llama3_1b_h100x2", DP, "compile_optimizer", "reference_block_bucketing_cudagraph",
                            "llama3_block_bucketing_cudagraph", f"{BASE}_cudagraph", WHOLE)),
-    "steps_cpu": (["a step"], ("", "llama3_debug_gloo", DP)),
+    "steps_cpu": (["step"], ("", "llama3_debug_gloo", DP)),
     "replay_all": (SPEED, ("", "llama3_1b_h200x4", "dp_shard 2 x tp 2")),
     "tp_h100": (BUSY, ("", "llama3_1b_h100x2", TP, "compile", "reference_cudagraph", "llama3_tp_calibrated_cudagraph",
                        "llama3_tp_async_cudagraph", "llama3_tp_whole_step_cudagraph")),
     "microbatches": (BUSY, ("", "batch_split_h100x2", TP)),
-    "experts_all": (["a step", "launches", "copies dropped"],
+    "experts_all": (["step", "launches", "copies dropped"],
                     ("2 GPUs", "deepseek_v3_debug_h200x2", "dp_shard 2 x ep 2"),
                     ("4 GPUs", "deepseek_v3_debug_h200x4", "dp_shard 2 x tp 2 x ep 2")),
-    "float8_all": (["a step", "exposed"], ("1b", "float8_h200x2", DP), ("8b", "float8_8b_h200x2", DP)),
+    "float8_all": (["step", "exposed"], ("1b", "float8_h200x2", DP), ("8b", "float8_8b_h200x2", DP)),
     "memory_budget": (COST, ("", "memory_budget_h200x2", DP)),
     "offload": ([*COST, "copies exposed"], ("", "offload_h200x2", DP)),
     "long_sequences": (COST, ("8b, 8,192 tokens", "llama3_8b_8192_h200x2", DP)),
@@ -222,7 +219,7 @@ def one_gpu() -> str:
         traced = read_order([folder / f"{line['variant']}.rank0.json.gz"]).steps[-1]
         rows.append([NAMES[line["variant"]], f"{line['step_ms']:.1f} ms", f"{traced.compute_ms:.1f} ms",
                      f"{traced.idle_ms:.1f} ms", f"{traced.launches:,}", f"{line['peak_gib']:.1f} GiB"])
-    heads = ["step", "a step", "kernels, traced", "idle, traced", "launches", "peak"]
+    heads = ["variant", "step", "kernels, traced", "idle, traced", "launches", "peak"]
     return f"{table(heads, rows)}\n\n{place(lines[0])}."
 
 
@@ -234,7 +231,7 @@ def whole_step() -> str:
         replayed = "yes" if "cudagraph" in line["passes"] else "no"
         rows.append([where, replayed, f"{line['step_ms']:.1f} ms", f"{line['launches']:,}",
                      f"{line['peak_bytes'] / 2**30:.1f} GiB"])
-    return f"{table(['optimizer', 'replayed', 'a step', 'launches', 'peak'], rows)}\n\n{place(lines[-1])}."
+    return f"{table(['optimizer', 'replayed', 'step', 'launches', 'peak'], rows)}\n\n{place(lines[-1])}."
 
 
 def exposed_why() -> str:
@@ -288,7 +285,7 @@ def simulated_steps() -> str:
         rows.append([f"{mesh_text(row['axes'])}, {model_of(row)}", ", ".join(words) or "none",
                      f"{row['step_ms']:.1f} ms", span(row["measured_ms"], "ms"),
                      f"{row['simulated_step_ms']:.1f} ms", f"{row['simulated_ms']:.1f} ms"])
-    heads = ["model", "passes", "a step", "exposed", "simulated step", "exposed"]
+    heads = ["model", "passes", "step", "exposed", "simulated step", "exposed"]
     return f"{table(heads, rows)}\n\n{place(result)}."
 
 
@@ -299,7 +296,7 @@ def bucketing() -> str:
         words = [WORDS[name] for name in row["passes"] if name in WORDS]
         if "Inductor" in words and "tp" not in row["axes"]:
             rows.append([model_of(row), ", ".join(words), f"{row['step_ms']:.1f} ms", span(row["measured_ms"], "ms")])
-    heads = ["model", "passes", "a step", "exposed"]
+    heads = ["model", "passes", "step", "exposed"]
     return f"{table(heads, rows)}\n\n{place(result)}, dp_shard 2, forward and backward, replayed."
 
 
