@@ -38,7 +38,7 @@ from workbench.torch_api.ops import (
     keep_expected_sizes,
     reads_shape,
 )
-from workbench.torch_api.tracing.refusals import refusing_none_gradients
+from workbench.torch_api.refusals import refusing_none_gradients
 from workbench.torch_api.tree import tree_leaves
 
 

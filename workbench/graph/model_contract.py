@@ -20,7 +20,7 @@ from workbench.recipe.wording import few
 from workbench.torch_api import aot
 from workbench.torch_api.module_paths import module_path
 from workbench.torch_api.ops import storage_key
-from workbench.torch_api.tracing.refusals import is_users, place, reason, refused_module
+from workbench.torch_api.refusals import is_users, place, reason, refused_module
 
 NO_TENSOR = "its forward returns no tensor: return the mean loss, a scalar tensor"
 

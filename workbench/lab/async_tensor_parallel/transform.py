@@ -13,11 +13,11 @@ from workbench.graph.facts import facts_of
 from workbench.graph.make_nodes import NodeMaker, fake_mode_of, origin_of, refresh_views
 from workbench.graph.read.collectives import Collective, list_collectives
 from workbench.graph.read.nodes import kind_of, reachable
+from workbench.lab.async_tensor_parallel.torch_api import KINDS, fuse_with_products
 from workbench.passes.effect import Effect
 from workbench.passes.registry import Graphs, register_pass
 from workbench.recipe.contracts import Options
 from workbench.torch_api.distributed import symmetric_memory
-from workbench.torch_api.inductor.micro_pipeline import KINDS, fuse_with_products
 from workbench.torch_api.ops import calls_of, multiplies, op_name, tensor_bytes
 
 _MOVES = ("view", "copy", "wait", "bookkeeping")

@@ -16,6 +16,7 @@ from workbench.errors import WorkbenchError
 from workbench.graph.capture import authored_facts, settle
 from workbench.graph.facts import GraphFacts, Known, set_facts
 from workbench.graph.partition import Partitioned
+from workbench.lab.compile_backend.torch_api import JointFromCompile, through_autograd
 from workbench.pipeline.report import memory_of
 from workbench.pipeline.report_text import memory_changes, said, unchecked, verdict_grid
 from workbench.pipeline.run_passes import (
@@ -32,7 +33,6 @@ from workbench.recipe.contracts import Stage, check_passes
 from workbench.recipe.recipe import Recipe
 from workbench.recipe.sections import PassSpec, listed
 from workbench.recipe.wording import counted
-from workbench.torch_api.compile_backend import JointFromCompile, through_autograd
 from workbench.torch_api.ops import world_kind
 from workbench.torch_api.supported import require_compiler
 

@@ -2,6 +2,7 @@
 
     explanation  Inductor's own passes on a recipe's graphs, and what each changed
     function     kernels, buffers and partitions of a function, before anything is compiled
+    torch_api    schedule, memory estimate, partitions, generated code
 """
 
 import argparse
@@ -13,7 +14,7 @@ from workbench.recipe.public_names import on_use
 
 __getattr__ = on_use(__name__, {
     "Explanation": ".explanation", "inductor_passes": ".explanation", "look_inside": ".function",
-    "watched": "workbench.torch_api.inductor.inside",
+    "watched": ".torch_api",
 })
 
 

@@ -17,10 +17,10 @@ from workbench.errors import WorkbenchError
 from workbench.graph.facts import GraphFacts, set_facts
 from workbench.graph.read.kernels import Kernel, Kernels, find_kernels
 from workbench.graph.read.nodes import provenance
+from workbench.lab.inside_inductor import torch_api as inside
+from workbench.lab.inside_inductor.torch_api import Part
 from workbench.recipe.strict_toml import suggestion
 from workbench.torch_api import aot
-from workbench.torch_api.inductor import inside
-from workbench.torch_api.inductor.inside import Part
 from workbench.torch_api.inductor.lowering import decomposition_table
 from workbench.torch_api.inductor.regions import check_options
 

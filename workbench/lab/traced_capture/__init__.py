@@ -1,8 +1,9 @@
 """capture = "traced": make_fx runs forward, loss and gradients once on fake shards, and notes the operators.
 
-    capture  the traced joint graph
-    checks   whether the backward computes again what the tags ask for
-    cut      the graph becomes forward and backward, with tagged values repeated
+    capture    the traced joint graph
+    checks     whether the backward computes again what the tags ask for
+    cut        the graph becomes forward and backward, with tagged values repeated
+    torch_api  forward, loss and gradients by make_fx
 """
 
 from workbench.recipe.hooks import declare_hook

@@ -12,8 +12,8 @@ from workbench.graph.input_check import InputCheck
 from workbench.graph.model_contract import NotCaptured, named, not_captured, require_parameters
 from workbench.lab.traced_capture import checks
 from workbench.lab.traced_capture.cut import cut
+from workbench.lab.traced_capture.torch_api import Untraceable, trace_step
 from workbench.torch_api import aot
-from workbench.torch_api.tracing.traced_step import Untraceable, trace_step
 
 
 def traced(authored: Authored, args: tuple[Any, ...],
