@@ -1,7 +1,6 @@
 """`as_backend`: our passes in the user's own training loop, under `torch.compile`.
 
-    backend    a backend for `torch.compile`, with the verdicts of its passes
-    torch_api  what a `torch.compile` backend receives
+    backend  a backend for `torch.compile`, with the verdicts of its passes
 """
 
 from workbench.recipe.public_names import on_use

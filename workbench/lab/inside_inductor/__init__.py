@@ -2,7 +2,6 @@
 
     explanation  Inductor's own passes on a recipe's graphs, and what each changed
     function     kernels, buffers and partitions of a function, before anything is compiled
-    torch_api    schedule, memory estimate, partitions, generated code
 """
 
 import argparse

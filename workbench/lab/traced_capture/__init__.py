@@ -1,9 +1,8 @@
 """capture = "traced": make_fx runs forward, loss and gradients once on fake shards, and notes the operators.
 
-    capture    the traced joint graph
-    checks     whether the backward computes again what the tags ask for
-    cut        the graph becomes forward and backward, with tagged values repeated
-    torch_api  forward, loss and gradients by make_fx
+    capture  the traced joint graph
+    checks   whether the backward computes again what the tags ask for
+    cut      the graph becomes forward and backward, with tagged values repeated
 """
 
 from workbench.recipe.hooks import declare_hook
