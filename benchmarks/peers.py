@@ -21,8 +21,11 @@ from workbench.recipe.recipe import Recipe
 from workbench.world.mesh import World
 
 
-def fsdp2(recipe: Recipe, world: World, *, compiled: bool = False, float8: str = "") -> nn.Module:
-    """The recipe's model on its mesh, from the same initial values as ours; `compiled`: each block by torch.compile.
+def fsdp2(recipe: Recipe, world: World, *, compiled: bool = False, loss: bool = False, keep: bool = False,
+          float8: str = "") -> nn.Module:
+    """The recipe's model on its mesh, from the same initial values as ours; `compiled`: each block by torch.compile;
+    `loss`: the loss, too. `keep`: gathered weights stay until the backward, as in our recipes without
+    `reshard_after_forward`; without it FSDP2 frees those of all units but the root after the forward.
     `float8`: torchao's recipe for the blocks' linear layers, "tensorwise" (gathered in float8) or "rowwise".
 
     The forward takes this rank's (tokens, targets), int64 (batch, seq_len), and returns the mean cross entropy.
@@ -52,9 +55,11 @@ def fsdp2(recipe: Recipe, world: World, *, compiled: bool = False, float8: str =
     if compiled:
         for block in module.layers:
             block.compile()
+    if loss:
+        module.loss.compile()
     axes = tuple(axis for axis in mesh.mesh_dim_names if axis != "tp")
     for unit in (module.tok_embeddings, *module.layers, [module.norm, module.output], module):
-        fully_shard(unit, mesh=mesh[axes], mp_policy=policy)
+        fully_shard(unit, mesh=mesh[axes], mp_policy=policy, reshard_after_forward=False if keep else None)
     if apart:
         _prefetch(module)
     return module

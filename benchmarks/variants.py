@@ -78,12 +78,20 @@ OWN |= {f"llama3_float8_budget_{gib}": ("llama3_float8", {
 OWN |= {f"llama3_float8_whole_step_reshard_budget_{gib}": ("llama3_float8", {
     **WHOLE_FLOAT8, "joint_passes": [*FLOAT8, "reshard_after_forward", budget(gib)]})
     for gib in (6.0, 5.7, 5.5, 5.4, 5.0)}
+OWN["llama3_full_inductor_overlap_reshard_cudagraph"] = (
+    "llama3_full_inductor_block_bucketing_overlap_cudagraph",
+    {"joint_passes": ["inductor_decomposition", "reshard_after_forward"]})
+OWN["llama3_whole_step_fused_reshard_cudagraph"] = "llama3_whole_step", {
+    "joint_passes": ["inductor_decomposition", "reshard_after_forward"],
+    "passes": [BLOCKS, H200X2, "fused_clip_adamw", *LOWERED]}
 OWN["llama3_8b_budget"] = "llama3_whole_step", {
     "joint_passes": ["inductor_decomposition", "reshard_after_forward", budget(45.0)],
     "passes": [BLOCKS, "fused_clip_adamw", LOWERED[0]]}
 OWN["llama3_full_checkpointing"] = joint({"name": "activation_checkpointing", "policy": "full"})
 PEERS: dict[str, dict[str, Any]] = {
     "eager": {}, "compile": {"compiled": True}, "compile_optimizer": {"compiled": True},
+    "compile_keep": {"compiled": True, "keep": True}, "compile_loss": {"compiled": True, "loss": True},
+    "compile_keep_loss": {"compiled": True, "keep": True, "loss": True},
     "compile_float8_tensorwise": {"compiled": True, "float8": "tensorwise"},  # torchao's, the extra `float8`
     "compile_float8_rowwise": {"compiled": True, "float8": "rowwise"},
 }
