@@ -6,8 +6,9 @@ rank.
 
 A variant is `eager` (FSDP2 + TP + EP), `compile` (the same, each block by torch.compile), `compile_optimizer` (and the
 optimizer's step), `compile_keep` (gathered weights stay until the backward), `compile_loss`, `compile_keep_loss`,
-`compile_float8_tensorwise` or `_rowwise` (with torchao, the extra `float8`), one of benchmarks/reference.py (torchtitan's compiler toolkit, the extra `reference`), one of OWN in benchmarks/variants.py, or
-the name of a recipe of ours. Each runs in processes of its own, and appends a line to RESULTS.jsonl for each round; a
+`compile_float8_tensorwise` or `_rowwise` (with torchao, the extra `float8`), one of benchmarks/reference.py
+(torchtitan's compiler toolkit, the extra `reference`), one of OWN in benchmarks/variants.py, or the name of a recipe of
+ours. Each runs in processes of its own, and appends a line to RESULTS.jsonl for each round; a
 variant that has a line with the same settings is not run again. `--together` of them are built at once, with a limit of
 `--seconds`; then each is timed once a round, the others waiting: so they share a minute and a host.
 With `--no-optimizer` a step is the forward and backward, as the simulator has it; a whole step keeps its optimizer.
