@@ -98,8 +98,8 @@ def test_the_gates_can_fail() -> None:
         ("graph", "from workbench.graph.capture import capture", ": a public name hides the module {'capture'}"),
         ("passes.cudagraph", "\n" * 300, ": 300 lines"), ("recipe.recipe", "\n" * 600, ": 600 lines"),
         ("lab.traces.order", "import torch._inductor", ":1: torch._inductor"),
-        ("lab.traces.torch_api", "from workbench.lab.bisect.torch_api import x",
-         ":1: a folder of the lab imports another, lab.bisect.torch_api"),
+        ("lab.traces.torch_api", "from workbench.lab.bisect.nodes import x",
+         ":1: a folder of the lab imports another, lab.bisect.nodes"),
     ]:
         assert problems(name, text) == [name + told]
 
