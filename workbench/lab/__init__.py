@@ -19,5 +19,6 @@
 
 A folder joins as any other package does: by an entry point of the group `workbench.plugins` in pyproject.toml, which
 names its declarations. They import no torch; the other files are imported when their pass, command or public name is
-used. Private names of torch that one folder alone needs are in its `torch_api`. A folder that is deleted takes its passes, commands and recipes with it, and nothing else.
+used. Private names of torch that one folder alone needs are in its `torch_api`. A folder that is deleted takes its
+passes, commands and recipes with it, and nothing else.
 """
