@@ -27,8 +27,8 @@ from workbench.recipe.rules import cuda_reasons  # noqa: E402
 from workbench.recipe.wording import mesh_text  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
-DOCUMENTS = ["README.md", "docs/results.md", *(
-    f"docs/measurements/{path.name}" for path in sorted((ROOT / "docs" / "measurements").glob("*.md")))]
+PAGES = sorted((ROOT / "docs" / "measurements").glob("*.md"))
+DOCUMENTS = ["README.md", "docs/results.md", *(f"docs/measurements/{path.name}" for path in PAGES)]
 
 Line = dict[str, Any]
 
@@ -396,10 +396,12 @@ def loss_alone() -> str:
 
 def outcome(recipe: str, folder: str) -> str:
     """The worst outcome in the report of a recipe's run."""
-    report = load(f"{folder}/{recipe}.1")
-    if not report["ok"]:
-        return "FAIL"
-    return "NO_EFFECT" if any(row["outcome"] == "NO_EFFECT" for row in report["passes"]) else "PASS"
+    name = f"{folder}/{recipe}.1"
+    if not (RESULTS / f"{name}.json").exists():
+        return "not run"
+    report = load(name)
+    words = {row["outcome"] for row in report["passes"]} | {"PASS" if report["ok"] else "FAIL"}
+    return next(word for word in ("FAIL", "NO_EFFECT", "UNKNOWN", "PASS") if word in words)
 
 
 def needs_cuda(recipe: Recipe) -> str:
