@@ -24,12 +24,10 @@ from workbench_lessons.l07_compile_everything.pictures import draw_kernels
 from workbench_lessons.l08_replay_with_cudagraphs.launch_bound import Pace, draw_pace
 from workbench_lessons.l08_replay_with_cudagraphs.pictures import addresses, replay
 from workbench_lessons.l09_route_tokens_to_experts.load_picture import expert_load
-from workbench_lessons.l09_route_tokens_to_experts.pictures import routing
 from workbench_lessons.l14_read_your_own_trace.pictures import dots, kernels_over_time
 from workbench_lessons.l15_one_graph_for_the_whole_step.pictures import operators_in_order
 
 KINDS = {"R": "reads", "M": "another", "U": "an update"}
-SCORES = torch.rand(3, 4)
 
 
 def record(*after, name="cudagraph"):
@@ -51,7 +49,6 @@ class Recorded(CUDAGraphRunner):
 
 
 REFUSED = [
-    (routing, (SCORES, SCORES.topk(1).indices, 3), r"4 experts do not divide by ranks \(1\) and groups \(3\)"),
     (replay, (record(print, name="regional_inductor"),), "pass 'regional_inductor' records no CUDA graph"),
     (addresses, (record(*[Recorded(0xABC)] * 31),), "62 inputs are too many"),
     (draw_kernels, (record(print),), "pass 'cudagraph' has no kernels of Inductor"),
