@@ -100,6 +100,7 @@ SHORT = [
     "02_capture_a_joint_graph",
     "05_bucket_and_overlap",
     "08_replay_with_cudagraphs",
+    "09_route_tokens_to_experts",
     "10_run_on_real_ranks",
     "11_write_your_own_pass",
     "14_read_your_own_trace",

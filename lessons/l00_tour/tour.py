@@ -51,7 +51,7 @@ def pass_by_pass(chips: PassChips, recipe: Recipe) -> Table:
         found = chips.runs[lists]["figures"]
         title = f"+ {[*joint, *later][n - 1]}" if n else "no passes"
         rows.append((title, found["launches"], found["bytes saved"], found["peak bytes"]))
-    return Table("one training step on a rank, pass by pass", ("passes", "collectives", "saved bytes", "peak bytes"),
+    return Table("one training step on a rank, pass by pass", ("passes", "collectives", "kept bytes", "peak bytes"),
                  tuple(rows))
 
 

@@ -10,7 +10,7 @@ from workbench.passes.registry import register_pass
 
 
 class Flat:
-    """Wrong: copies the arguments of each call but the first, which it takes for one argument an input."""
+    """Wrong for a boxed call: passes the first call on, and then copies each argument as if it were a tensor."""
 
     def __init__(self, body: Callable[..., Any]):
         self.body, self.warm, self.replays = body, False, 0

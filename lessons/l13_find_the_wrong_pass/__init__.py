@@ -1,5 +1,6 @@
 """What "Find the wrong pass" alone uses.
 
+    examine       a pipeline on a fake rank, and tables of what its passes did and said
     gather_order  the gathers of a forward as boxes, each with its module
     suspects      a healthy pipeline, and five with a planted fault each; a grader
 """

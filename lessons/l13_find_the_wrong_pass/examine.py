@@ -1,0 +1,62 @@
+"""Runs a pipeline of "Find the wrong pass" on a fake rank, and tabulates what its passes did and said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from torch.fx import GraphModule, Node
+
+from workbench.authoring.author import author
+from workbench.checks.record import PassRecord
+from workbench.graph.capture import capture
+from workbench.graph.partition import ForwardBackward, partition
+from workbench.graph.patterns import find_nodes
+from workbench.notebook.draw.picture import Table
+from workbench.pipeline.run_passes import run_joint, run_partitioned
+from workbench.world.fake import fake_world
+from workbench_lessons.l13_find_the_wrong_pass.suspects import pipeline
+
+Case = tuple[list[PassRecord], ForwardBackward]
+
+
+def run_pipeline(
+    name: str, dim: int, rank: int = 0, without: str = "", edit: Callable[[GraphModule], object] | None = None
+) -> Case:
+    """A record for each pass, and the forward and backward that the last one left, as one of two fake ranks.
+
+    without: a pass to leave out. edit: a change of the joint graph by hand, after its passes.
+    """
+    recipe = pipeline(name, dim, without)
+    with fake_world(2, rank) as world:
+        joint = capture(author(recipe, world))
+        records = list(run_joint(joint, recipe.joint_passes))
+        if edit:
+            edit(joint.graph)
+        pair = partition(joint, by="default")
+        return records + list(run_partitioned(pair, recipe.passes)[0]), pair
+
+
+def gathers(graph: GraphModule) -> list[Node]:
+    """The all-gathers of a graph, in order."""
+    return find_nodes(graph, op="all_gather_into_tensor*")
+
+
+def verdicts_of(cases: Mapping[str, Case], complaints: Mapping[str, str]) -> Table:
+    """How many verdicts of each pipeline are PASS, beside what is said of its runs."""
+    rows = []
+    for name, (records, _) in cases.items():
+        outcomes = [verdict.outcome for record in records for verdict in record.verdicts]
+        passes = ", ".join(record.name for record in records)
+        rows.append((name, passes, f"{outcomes.count('PASS')} of {len(outcomes)}", complaints.get(name, "none")))
+    columns = "pipeline", "its passes", "verdicts PASS", "complaint about a run"
+    return Table("five pipelines", columns, tuple(rows))
+
+
+def said(records: Sequence[PassRecord]) -> Table:
+    """Each pass with its options, the all-gathers before and after it, and its effect."""
+    rows = []
+    for record in records:
+        counts = f"{len(gathers(record.before[0]))} to {len(gathers(record.after[0]))}"
+        effect = str(record.verdict("effect")).removeprefix("effect: ")
+        rows.append((record.name, record.options, counts, effect))
+    return Table("what each pass did and said", ("pass", "options", "gathers", "effect"), tuple(rows))
