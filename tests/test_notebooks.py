@@ -103,6 +103,7 @@ SHORT = [
     "09_route_tokens_to_experts",
     "10_run_on_real_ranks",
     "11_write_your_own_pass",
+    "13_find_the_wrong_pass",
     "14_read_your_own_trace",
     "15_one_graph_for_the_whole_step",
     "17_two_captures",
