@@ -78,4 +78,5 @@ def all_to_alls(joint: JointGraph) -> Table:
             node = nodes[c.node]
             direction = "backward" if provenance(node).backward else "forward"
             rows.append((direction, node.meta["custom"]["region"], list(c.shape), str(c.dtype), c.bytes_in))
-    return Table("all-to-alls of a step, in order", ("direction", "region", "rows x dim", "dtype", "bytes"), tuple(rows))
+    columns = "direction", "region", "rows x dim", "dtype", "bytes"
+    return Table("all-to-alls of a step, in order", columns, tuple(rows))

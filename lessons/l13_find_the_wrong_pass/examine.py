@@ -45,7 +45,7 @@ def verdicts_of(cases: Mapping[str, Case], complaints: Mapping[str, str]) -> Tab
     """How many verdicts of each pipeline are PASS, beside what is said of its runs."""
     rows = []
     for name, (records, _) in cases.items():
-        outcomes = [verdict.outcome for record in records for verdict in record.verdicts]
+        outcomes = [str(verdict.outcome) for record in records for verdict in record.verdicts]
         passes = ", ".join(record.name for record in records)
         rows.append((name, passes, f"{outcomes.count('PASS')} of {len(outcomes)}", complaints.get(name, "none")))
     columns = "pipeline", "its passes", "verdicts PASS", "complaint about a run"
