@@ -97,6 +97,7 @@ def only_the_workbench_torch_its_widgets_and_the_standard_library_are_imported(p
 # the other lessons are still longer than the limits
 SHORT = [
     "00_tour",
+    "01_author_with_dtensor",
     "02_capture_a_joint_graph",
     "05_bucket_and_overlap",
     "08_replay_with_cudagraphs",

@@ -1,18 +1,16 @@
-"""What a change of placements sends, and what a rank holds of each parameter."""
+"""What a change of placements sends."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from math import prod
+from collections.abc import Mapping, Sequence
 
 from torch.distributed.tensor import DTensor, Placement
 
-from workbench.authoring.authored import Authored
 from workbench.notebook.draw.colors import INK
 from workbench.notebook.draw.picture import Picture, Table, finish, new_figure, table
 from workbench.notebook.views.placement import words
-from workbench_lessons.l01_author_with_dtensor.redistribution import redistribution
-from workbench_lessons.l01_author_with_dtensor.slices import draw_parts, holdings, slices
+from workbench_lessons.l01_author_with_dtensor.redistribution import Move, redistribution
+from workbench_lessons.l01_author_with_dtensor.slices import draw_parts, holdings
 
 
 def redistribute(tensor: DTensor, placements: Sequence[Placement], name: str = "tensor") -> Picture:
@@ -36,17 +34,12 @@ def redistribute(tensor: DTensor, placements: Sequence[Placement], name: str = "
     return finish(figure, "What a change of placements sends. " + "; ".join(lines) + ".", "\n".join(lines))
 
 
-def parameter_table(authored: Authored, prefix: str = "", rank: int = 0) -> Table:
-    """Each parameter whose name starts with `prefix`: whole shape, placements, and the part on `rank`."""
+def move_table(moves: Mapping[tuple[Placement, Placement], Sequence[Move]]) -> Table:
+    """A row for each change from one placement to another: its collectives, and the bytes of one rank."""
     rows = []
-    for name, param in authored.module.named_parameters():
-        if not name.startswith(prefix):
-            continue
-        local, said = tuple(param.shape), "whole on every rank"
-        if isinstance(param, DTensor):
-            local, said = tuple(length for _, length in slices(param)[rank]), words(param)
-        rows.append((name, list(param.shape), said, list(local), prod(local) * param.element_size()))
-    total = sum(row[-1] for row in rows)
-    return table(f"parameters of {prefix or 'the model'}, and what rank {rank} holds",
-                 ("parameter", "shape", "placements", f"rank {rank}", "bytes"), rows,
-                 f"{len(rows)} parameters, {total:,} bytes on rank {rank}")
+    for (start, wanted), sent in moves.items():
+        kinds = ", ".join(move.kind.replace("_", "-") for move in sent) or "none"
+        figures = (sum(getattr(move, side) for move in sent) for side in ("bytes_in", "bytes_out", "counted"))
+        rows.append((str(start), str(wanted), kinds, *figures))
+    columns = ("from", "to", "collective", "bytes in", "bytes out", "costs")
+    return table("a float32 tensor of [8, 8] on 4 ranks", columns, rows)
