@@ -31,7 +31,7 @@ def open_notebook(page: Page, lab: str, name: str) -> list[str]:
 
 def test_a_link_to_the_glossary_opens_it_at_its_term(page: Page, lab: str, looked_at: Look) -> None:
     errors = open_notebook(page, lab, "02_capture_a_joint_graph")
-    for anchor in ("reduce-scatter", "fsdp"):  # an entry in small letters, and a name
+    for anchor in ("saved-tensors", "fsdp"):  # an entry in small letters, and a name
         page.locator(f'.jp-Notebook a[href*="glossary.md"][href$="#{anchor}"]').first.click()
         heading = page.wait_for_selector(f'.jp-MarkdownViewer [data-jupyter-id="{anchor}"]', state="attached")
         page.wait_for_function("""each => Math.abs(each.getBoundingClientRect().top
