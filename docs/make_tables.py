@@ -54,7 +54,7 @@ NAMES = {  # of what benchmarks/step_time.py measures, by its variants
     "llama3_full_inductor_block_bucketing": "ours, Inductor, bucketing",
     "llama3_full_inductor_block_bucketing_cudagraph": "ours, Inductor, bucketing, replayed",
     "llama3_full_inductor_block_bucketing_overlap_cudagraph": "ours, Inductor, bucketing, overlap, replayed",
-    "llama3_full_inductor_overlap_reshard_cudagraph": "ours, the same, weights gathered again",
+    "llama3_full_inductor_overlap_reshard_cudagraph": "ours, two graphs, replayed, weights gathered again",
     "llama3_whole_step_fused": "ours, whole step",
     "llama3_whole_step_fused_cudagraph": "ours, whole step, replayed",
     "llama3_whole_step_fused_reshard_cudagraph": "ours, whole step, replayed, weights gathered again",
@@ -155,7 +155,7 @@ def steps(columns: list[str], *groups: tuple[str, ...]) -> str:
     for about, name, axes, *variants in groups:
         rounds = rounds_of(name, axes)
         for variant in variants or [name for name in rounds if name in NAMES]:
-            row = [NAMES[variant], *(COLUMNS[column](rounds[variant]) for column in columns)]
+            row = [NAMES.get(variant, f"`{variant}`"), *(COLUMNS[column](rounds[variant]) for column in columns)]
             rows.append([f"{about}: {row[0]}", *row[1:]] if about else row)
         first = next(iter(rounds.values()))[0]
         where[f"{place(first)}, {axes}"] = None
@@ -205,9 +205,11 @@ STEPS: dict[str, tuple[Any, ...]] = {  # the columns and the groups of each tabl
 
 def like_rows() -> str:
     """Ours and the peer with the same settings; nothing while these are not measured."""
-    names = {"8b": "like_8b_h200x2", "1b": "like_1b_h200x2"}
-    measured = {flavor: name for flavor, name in names.items() if (RESULTS / f"{name}.jsonl").exists()}
-    groups = [(flavor, name, DP) for flavor, name in measured.items()]
+    groups = []
+    for flavor in ("8b", "1b"):
+        name = f"like_{flavor}_h200x2"
+        if (RESULTS / f"{name}.jsonl").exists():
+            groups.append((flavor, name, DP, *rounds_of(name, DP)))
     return steps([*COST, "reserved"], *groups) if groups else ""
 
 
@@ -328,8 +330,7 @@ def peaks() -> str:
     compared = [row for row in result["rows"] if row["recording"] and "off" in row]
     rows: dict[tuple[str, ...], list[str]] = {}
     for row in sorted(compared, key=lambda row: abs(row["off"])):
-        flavor = row["changes"].get("model.flavor", "1b")
-        size = "experts" if row["variant"].startswith("deepseek_v3") else flavor
+        size = "experts" if row["variant"].startswith("deepseek_v3") else row["changes"].get("model.flavor", "1b")
         cells = [f"{size}, {axes_of(row['mesh'])}", f"{row['recorded_gib']:.2f} GiB",
                  f"{row['predicted_gib']:.2f} GiB", f"{row['off']:+.1%}"]
         rows.setdefault(tuple(cells), [f"`{row['variant']}`", *cells])
@@ -390,8 +391,8 @@ def loss_alone() -> str:
              "chunked_loss": "ours, in pieces"}
     for row in result["rows"]:
         rows.append([names[row["way"]], f"{row['ms']:.1f} ms", f"{row['peak_gib']:.1f} GiB"])
-    sizes = f"{result['tokens']:,} tokens of {result['dim']:,}, vocabulary {result['vocabulary']:,}"
-    return f"{table(['output layer and loss', 'time', 'peak'], rows)}\n\n{sizes}. {source(result)}"
+    return (f"{table(['output layer and loss', 'time', 'peak'], rows)}\n\n{result['tokens']:,} tokens of "
+            f"{result['dim']:,}, vocabulary {result['vocabulary']:,}. {source(result)}")
 
 
 def outcome(recipe: str, folder: str) -> str:
@@ -451,8 +452,7 @@ def faults() -> str:
             if row["orphans"] == 0 and row["next call works"] == "yes":
                 seconds[row["fault"], row["ranks"]] = f"{row['seconds to report']} s"
     kinds = sorted({kind for _, kind in seconds}, key=lambda kind: kind.split()[::-1])
-    rows = [[fault.removesuffix(", number 1"), *(seconds.get((fault, kind), "") for kind in kinds)]
-            for fault in FAULTS]
+    rows = [[fault.partition(", number")[0], *(seconds.get((fault, kind), "") for kind in kinds)] for fault in FAULTS]
     return table(["what happens", *kinds], rows)
 
 
