@@ -9,14 +9,14 @@ from unittest import mock
 
 import torch.distributed as dist
 from torch._guards import detect_fake_mode
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.fx import Graph
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from workbench.torch_api.ops import is_symbolic
 
 __all__ = ["FakeTensor", "FakeTensorMode", "cached", "new_fake_mode", "start_fake_process_group",
-           "without_log"]
+           "unset_fake_temporarily", "without_log"]
 
 
 def start_fake_process_group(size: int, rank: int) -> None:
