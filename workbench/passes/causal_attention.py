@@ -34,15 +34,14 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.node import map_aggregate, map_arg
+from torch.fx.node import map_aggregate
 from torch.nn.functional import scaled_dot_product_attention
 
 from workbench.graph.facts import reading
-from workbench.graph.make_nodes import NodeMaker, fake_mode_of
+from workbench.graph.make_nodes import fake_mode_of, origin_of
 from workbench.passes.effect import Effect
 from workbench.passes.registry import Graphs, register_pass
 from workbench.recipe.contracts import Options
-from workbench.recipe.wording import counted
 from workbench.torch_api.distributed.fake import unset_fake_temporarily
 from workbench.torch_api.ops import (
     argument,
@@ -58,10 +57,9 @@ from workbench.torch_api.ops import (
 
 WHOLE = 1 << 22
 """Elements of a constant that is evaluated whole, and of a block of rows of a larger one."""
-_FILLS = {f"{new}{name}" for new in ("", "new_") for name in ("full", "ones", "zeros")}
-_FILLS |= {"full_like", "ones_like", "zeros_like"}
-_VIEWS = {"view", "_unsafe_view", "reshape", "unsqueeze", "squeeze", "alias", "detach"}
-_BY_ROWS = _FILLS | {"clone", "_to_copy", "convert_element_type"}
+_FILLS = {f"{new}{fill}" for new in ("", "new_") for fill in ("full", "ones", "zeros")}
+_VIEWS = {"view", "_unsafe_view", "unsqueeze", "squeeze", "alias", "detach"}
+_BY_ROWS = _FILLS | {"full_like", "clone", "_to_copy", "convert_element_type", "masked_fill"}
 
 
 class NotCausal(Exception):
@@ -77,80 +75,89 @@ class Constants:
     def whole(self, node: Node) -> Any:
         """Raises NotCausal where the node depends on an input of the graph, or on random numbers."""
         if node not in self.values:
+            value = None
             if node.op == "get_attr":
-                self.values[node] = attrgetter(str(node.target))(node.graph.owning_module)
+                value = attrgetter(str(node.target))(node.graph.owning_module)
             elif node.op == "call_function" and not may_be_random(node.target):
-                self.values[node] = _run(node, self.whole, node.meta["val"])
-            if node not in self.values or is_fake(self.values[node]):
+                value = _run(node, self.whole, node.meta["val"])
+            if value is None or is_fake(value):
                 raise NotCausal(f"the mask is computed from {node.name}, which is no constant")
+            self.values[node] = value
         return self.values[node]
 
-    def rows(self, node: Node, start: int, stop: int) -> Any:
+    def rows(self, node: Any, start: int, stop: int) -> Any:
         """Rows `start` to `stop` of a node; of one with a single row, which is broadcast, that row."""
         value, name = node.meta["val"], short_name(node)
         if value.ndim < 2 or value.shape[-2] == 1:
             return self.whole(node)
-        if value.numel() <= WHOLE:
+        if value.numel() <= WHOLE or node.op != "call_function" or may_be_random(node.target):
             return self.whole(node)[..., start:stop, :]
 
         def operand(source: Node) -> Any:
             return self.rows(source, start, stop)
 
-        source: Any = node.args[0] if node.args else None
         block = value[..., start:stop, :]
         if name == "expand":
-            return operand(source).expand(block.shape)
-        if name in _VIEWS and source.meta["val"].shape[-2:] == value.shape[-2:]:
-            return operand(source).reshape(block.shape)
+            return operand(node.args[0]).expand(block.shape)
+        if name in _VIEWS and node.args[0].meta["val"].shape[-2:] == value.shape[-2:]:
+            return operand(node.args[0]).reshape(block.shape)
         if name in ("tril", "triu"):
-            return getattr(operand(source), name)((argument(node, "diagonal") or 0) + start)
-        pads = name == "constant_pad_nd" and len(argument(node, "pad")) == 2
-        cuts = name == "slice" and argument(node, "dim") in (-1, value.ndim - 1)
+            diagonal = argument(node, "diagonal") or 0
+            return node.target(operand(node.args[0]), diagonal + start)
+        # an efficient kernel wants rows of a multiple of 16 bytes
+        pads = name == "constant_pad_nd" and len(node.args[1]) == 2
+        cuts = name == "slice" and node.args[1] in (-1, value.ndim - 1)
         pointwise = torch.Tag.pointwise in getattr(node.target, "tags", ())
         if pads or cuts or pointwise or name in _BY_ROWS:
             return _run(node, operand, block)
         raise NotCausal(f"the mask is computed by {name}, which is not evaluated in blocks of rows")
 
 
-def _run(node: Node, value_of: Callable[[Node], Any], like: Any) -> Any:
+def _run(node: Any, value_of: Callable[[Node], Any], like: Any) -> Any:
     """The node's result on the CPU. value_of: what it reads; like: a fake tensor of the result's shape."""
-    name = short_name(node)
-    if name in _FILLS:
-        fill: Any = 1 if "ones" in name else 0 if "zeros" in name else node.args[-1]
+    if (name := short_name(node).removesuffix("_like")) in _FILLS:
+        fill = 1 if "ones" in name else 0 if "zeros" in name else node.args[-1]
         return torch.full(like.shape, fill, dtype=like.dtype)
 
     def argument_of(leaf: Any) -> Any:
-        if isinstance(leaf, Node):
-            return value_of(leaf)
-        return torch.device("cpu") if isinstance(leaf, torch.device) else leaf
+        if isinstance(leaf, torch.device):
+            return torch.device("cpu")
+        return value_of(leaf) if isinstance(leaf, Node) else leaf
 
     args, kwargs = map_aggregate((node.args, node.kwargs), argument_of)  # type: ignore[misc]
-    return node.target(*args, **kwargs)  # type: ignore[operator]
+    return node.target(*args, **kwargs)
 
 
-def _require_causal(mask: Node, constants: Constants) -> None:
-    """Raise NotCausal where an element of a square mask differs from the causal one's."""
-    value = mask.meta["val"]
-    length = value.shape[-1]
+def _require_causal(node: Any, constants: Constants) -> None:
+    """Raise NotCausal where an attention is to stay: its mask has another element than the causal one, for example."""
+    mask = _mask_of(node)
+    if mask is None:
+        raise NotCausal("is_causal is set" if argument(node, "is_causal") else "there is no mask")
+    query, key, value = (item.meta["val"] for item in (*node.args[:2], mask))
+    length, keys = query.shape[-2], key.shape[-2]
+    if any(map(is_symbolic, (query, key, value))):
+        raise NotCausal("sizes are known only in a step")
+    if length != keys or value.shape[-2:] != (length, keys):
+        raise NotCausal(f"there are {length} queries, {keys} keys and a mask {list(value.shape)}")
+    if argument(node, "dropout_p"):
+        raise NotCausal("it draws random numbers, and another kernel draws others")
     step = max(1, WHOLE * length // value.numel())
     for start in range(0, length, step):
         stop = min(start + step, length)
         rows = constants.rows(mask, start, stop)
         if rows.dtype == torch.bool:
-            rows = torch.zeros(rows.shape).masked_fill(~rows, -torch.inf)
+            rows = rows.float().log()
         lowest = max(torch.finfo(rows.dtype).min, torch.finfo(torch.bfloat16).min)
-        shown, hidden = rows == 0, rows <= lowest
         past = torch.arange(length) <= torch.arange(start, stop)[:, None]
-        wrong = torch.where(past, ~shown, ~hidden).nonzero()
-        if len(wrong):
-            place = tuple(wrong[0].tolist())
-            bias = f"adds {float(rows[place]):.3g} to"
-            verb = "shows" if shown[place] else "hides" if hidden[place] else bias
-            raise NotCausal(f"the mask {verb} column {place[-1]} in row {place[-2] + start}")
+        wrong = torch.where(past, rows != 0, ~(rows <= lowest)).nonzero().tolist()
+        if wrong:
+            *batch, row, column = wrong[0]
+            added = float(rows[*batch, row, column])
+            raise NotCausal(f"the mask adds {added:.3g} in row {row + start}, column {column}")
 
 
 def _mask_of(node: Node) -> Any:
-    """What an attention adds to the scores, before it is expanded over batch and heads; None without one."""
+    """What an attention adds to its scores, before it is expanded over batch and heads; None without one."""
     mask = argument(node, "attn_mask") or argument(node, "attn_bias")
     while mask is not None and short_name(mask) == "expand":
         if mask.args[0].meta["val"].shape[-2:] != mask.meta["val"].shape[-2:]:
@@ -159,34 +166,17 @@ def _mask_of(node: Node) -> Any:
     return mask
 
 
-def _require_replaceable(node: Node, constants: Constants) -> None:
-    """Raise NotCausal where an attention is to stay."""
-    mask = _mask_of(node)
-    if mask is None:
-        raise NotCausal("is_causal is set" if argument(node, "is_causal") else "there is no mask")
-    query, key, value = (item.meta["val"] for item in (*node.args[:2], mask))  # type: ignore[union-attr]
-    length, keys = query.shape[-2], key.shape[-2]
-    if any(map(is_symbolic, (query, key, value))):
-        raise NotCausal("the sizes are known only in a step")
-    if length != keys:
-        raise NotCausal(f"there are {length} queries and {keys} keys")
-    if value.shape[-2:] != (length, keys):
-        raise NotCausal(f"the mask is of shape {list(value.shape)}")
-    if argument(node, "dropout_p"):
-        raise NotCausal("it draws random numbers, and another kernel draws others")
-    with unset_fake_temporarily():
-        _require_causal(mask, constants)
-
-
 def _calls(gm: GraphModule) -> dict[Node, Node | None]:
     """Each fused attention, and its backward."""
     calls: dict[Node, Node | None] = {}
     for node in calls_of(gm.graph, lambda t: op_name(t).startswith("aten._scaled_dot_product_")):
-        source = node
         if short_name(node).endswith("_backward"):
+            source = argument(node, "logsumexp")
             while source not in calls:
-                source = argument(node, "logsumexp") if source is node else source.all_input_nodes[0]
-        calls[source] = None if source is node else node
+                source = source.all_input_nodes[0]
+            calls[source] = node
+        else:
+            calls[node] = None
     return calls
 
 
@@ -194,9 +184,10 @@ def _reasons(gm: GraphModule) -> dict[Node, str]:
     """Why each attention is to stay; "" where its mask is causal."""
     constants, reasons = Constants(), {}
     for node in _calls(gm):
+        reasons[node] = ""
         try:
-            _require_replaceable(node, constants)
-            reasons[node] = ""
+            with unset_fake_temporarily():
+                _require_causal(node, constants)
         except NotCausal as reason:
             reasons[node] = str(reason)
     return reasons
@@ -205,17 +196,14 @@ def _reasons(gm: GraphModule) -> dict[Node, str]:
 def _figures(gm: GraphModule) -> dict[str, Any]:
     """FLOP: two matmuls forward, and five backward, which computes the scores again; half of each if causal."""
     calls, flop = _calls(gm), 0
-    masks = [mask for node in calls if (mask := _mask_of(node)) is not None]
+    masks = [mask for mask in map(_mask_of, calls) if mask is not None]
     for node, backward in calls.items():
         query, key = (item.meta["val"] for item in node.args[:2])  # type: ignore[union-attr]
         matmuls = 7 if backward else 2
-        flop += 2 * matmuls * hint(query.numel() * key.shape[-2]) // (2 if argument(node, "is_causal") else 1)
-    return {
-        "masked": len(masks),
-        "mask_bytes": sum(tensor_bytes(mask.meta["val"]) for mask in set(masks)),
-        "flop": flop,
-        "kernels": dict(Counter(map(short_name, calls))),
-    }
+        computed = 1 if argument(node, "is_causal") else 2
+        flop += matmuls * computed * hint(query.numel() * key.shape[-2])
+    size = sum(tensor_bytes(mask.meta["val"]) for mask in set(masks))
+    return {"masked": len(masks), "mask_bytes": size, "flop": flop, "kernels": sorted({*map(short_name, calls)})}
 
 
 def fewer_masks(before: Graphs, after: Graphs, options: Options) -> Effect:
@@ -223,8 +211,7 @@ def fewer_masks(before: Graphs, after: Graphs, options: Options) -> Effect:
     was, now = _figures(before[0]), _figures(after[0])
     reasons = reading(_reasons, before[0])
     left = Counter(filter(None, reasons.values()))
-    total = counted(len(reasons), "fused attention")
-    sentences = [f"{count} of {total}: {reason}" for reason, count in left.items()]
+    sentences = [f"{count} of {len(reasons)} attentions: {reason}" for reason, count in left.items()]
     if not reasons:
         sentences = ["the graph has no fused attention"]
     evidence = {name: [was[name], now[name]] for name in was}
@@ -232,58 +219,54 @@ def fewer_masks(before: Graphs, after: Graphs, options: Options) -> Effect:
 
 
 def _like(value: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """The value, with the strides of another tensor of its shape, which readers may view."""
+    """The value in the layout of another one, which readers may view: kernels write heads before or behind rows."""
     if value.stride() == other.stride():
         return value
-    order = sorted(range(other.ndim), key=other.stride, reverse=True)
-    return value.permute(order).contiguous().permute(sorted(range(other.ndim), key=order.__getitem__))
+    if other.is_contiguous():
+        return value.contiguous()
+    return value.transpose(1, 2).contiguous().transpose(1, 2)
 
 
-def _traced(node: Node, backward: Node | None) -> GraphModule:
-    """Causal attention: (query, key, value, gradient) -> (result, three gradients); without a backward, the result."""
-    replaced = [node.meta["val"][0], *(backward.meta["val"][:3] if backward else ())]
+def _replace(gm: GraphModule, forward: Any, backward: Any, mode: Any) -> None:
+    """Put causal attention before both, for the readers of their results."""
+    sources, replaced = [*forward.args[:3]], [forward.meta["val"][0]]
+    if backward is not None:
+        sources.append(backward.args[0])
+        replaced += backward.meta["val"][:3]
 
     def attend(query: Any, key: Any, value: Any, *gradient: Any) -> list[Any]:
-        grouped, scale = query.shape[1] != key.shape[1], argument(node, "scale")
-        results = [
-            scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=grouped)
-        ]
+        grouped = query.shape[1] != key.shape[1]
+        results = [scaled_dot_product_attention(
+            query, key, value, is_causal=True, scale=argument(forward, "scale"), enable_gqa=grouped
+        )]
         if gradient:
             results += torch.autograd.grad(results, (query, key, value), gradient)
         return list(map(_like, results, replaced))
 
-    inputs = [torch.empty_like(item.meta["val"], requires_grad=bool(backward)) for item in node.args[:3]]  # type: ignore[union-attr]
-    inputs += [backward.args[0].meta["val"]] if backward else []  # type: ignore[union-attr]
-    with torch.enable_grad():
-        traced = make_fx(attend)(*inputs)
-    traced.graph.eliminate_dead_code()
-    return traced
-
-
-def _replace(gm: GraphModule, forward: Node, backward: Node | None) -> None:
-    """Put causal attention before both, for the readers of their results."""
-    mode = fake_mode_of(gm)
-    with mode:
-        traced = _traced(forward, backward)
-    sources = [*forward.args[:3], *([backward.args[0]] if backward else [])]
-    new: dict[Node, Any] = dict(zip(traced.graph.find_nodes(op="placeholder"), sources, strict=True))
-    late = set(list(new)[3:])  # the gradient, and what depends on it
-    for node in traced.graph.nodes:
+    values = [node.meta["val"].detach().requires_grad_(backward is not None) for node in sources]
+    with mode, torch.enable_grad():
+        traced = make_fx(attend)(*values).graph
+    traced.eliminate_dead_code()
+    copies = dict(zip(traced.find_nodes(op="placeholder"), sources, strict=True))
+    with gm.graph.inserting_before(forward):
+        results: Any = gm.graph.graph_copy(traced, copies)
+    late = set(sources[3:])  # the gradient, and what depends on it
+    for node, copied in copies.items():
         if node.op == "call_function":
-            if not late.isdisjoint(node.all_input_nodes):
-                late.add(node)
-            make = NodeMaker(gm.graph, backward if backward and node in late else forward, mode)
-            args, kwargs = map_arg((node.args, node.kwargs), new.__getitem__)
-            new[node] = make(node.target, *args, **kwargs)
-    results: Any = traced.graph.output_node().args[0]
-    places = [(forward, 0), (backward, 0), (backward, 1), (backward, 2)]
-    for (old, index), result in zip(places, results, strict=False):
-        for item in list(old.users):  # type: ignore[union-attr]
-            if item.target is getitem and item.args[1] == index:
-                item.replace_all_uses_with(new[result])
+            anchor = forward
+            if not late.isdisjoint(copied.all_input_nodes):
+                late.add(copied)
+                anchor = backward
+                anchor.prepend(copied)
+            copied.meta = origin_of(anchor) | {"val": node.meta["val"]}
+    for index, result in enumerate(results):
+        old, place = (backward, index - 1) if index else (forward, 0)
+        for item in list(old.users):
+            if item.target is getitem and item.args[1] == place:
+                item.replace_all_uses_with(result)
 
 
-def _erase_unread(gm: GraphModule, dead: set[Node | None]) -> None:
+def _erase_unread(gm: GraphModule, dead: set[Any]) -> None:
     """Erase these nodes, their readers, and what they alone read, as far as nothing else reads it."""
     for node in gm.graph.nodes:
         if not dead.isdisjoint(node.all_input_nodes):
@@ -303,9 +286,9 @@ def causal_attention(
     gm: GraphModule, example_inputs: list[Any], *, options: Options
 ) -> GraphModule:
     """Replace each attention whose mask is causal, and its backward."""
-    reasons = _reasons(gm)
+    reasons, mode = _reasons(gm), fake_mode_of(gm)
     causal = {node: backward for node, backward in _calls(gm).items() if not reasons[node]}
     for node, backward in causal.items():
-        _replace(gm, node, backward)
+        _replace(gm, node, backward, mode)
     _erase_unread(gm, {*causal, *causal.values()})
     return gm
