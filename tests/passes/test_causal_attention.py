@@ -45,10 +45,9 @@ def values_of(gm):
 
 
 def through(gm):
-    """(the effect, the largest difference of a result): of the pass."""
-    before = torch.fx.GraphModule(gm, torch.fx.Graph().__class__())
-    copies = {}
-    before.graph.output(before.graph.graph_copy(gm.graph, copies))
+    """The effect of the pass, and the largest difference that it makes to a result."""
+    before = torch.fx.GraphModule(gm, torch.fx.Graph())
+    before.graph.output(before.graph.graph_copy(gm.graph, {}))
     was = values_of(gm)
     causal_attention.causal_attention(gm, [], options=None)
     gm.graph.lint()

@@ -2,6 +2,7 @@
 
     activation_checkpointing     which forward values are saved or recomputed
     autobucketing_reordering     buckets of collectives, chosen and placed by estimated cost
+    causal_attention             attention whose mask is the causal one reads none
     cudagraph                    record a direction once, replay it with one launch
     effect                       Effect: what a pass's predicate found
     full_inductor_compilation    each graph becomes one compiled callable

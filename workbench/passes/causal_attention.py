@@ -38,7 +38,7 @@ from torch.fx.node import map_aggregate
 from torch.nn.functional import scaled_dot_product_attention
 
 from workbench.graph.facts import reading
-from workbench.graph.make_nodes import fake_mode_of, origin_of
+from workbench.graph.make_nodes import fake_mode_of, origin_of, refresh_views
 from workbench.passes.effect import Effect
 from workbench.passes.registry import Graphs, register_pass
 from workbench.recipe.contracts import Options
@@ -203,7 +203,7 @@ def _figures(gm: GraphModule) -> dict[str, Any]:
         computed = 1 if argument(node, "is_causal") else 2
         flop += matmuls * computed * hint(query.numel() * key.shape[-2])
     size = sum(tensor_bytes(mask.meta["val"]) for mask in set(masks))
-    return {"masked": len(masks), "mask_bytes": size, "flop": flop, "kernels": sorted({*map(short_name, calls)})}
+    return {"masked": len(masks), "mask_bytes": size, "flop": flop, "kernels": ", ".join({*map(short_name, calls)})}
 
 
 def fewer_masks(before: Graphs, after: Graphs, options: Options) -> Effect:
@@ -264,6 +264,7 @@ def _replace(gm: GraphModule, forward: Any, backward: Any, mode: Any) -> None:
         for item in list(old.users):
             if item.target is getitem and item.args[1] == place:
                 item.replace_all_uses_with(result)
+    refresh_views(gm, set(results))
 
 
 def _erase_unread(gm: GraphModule, dead: set[Any]) -> None:
