@@ -7,18 +7,23 @@ fast kernels: each row then computes every column and reads the mask, forward an
     ...     *[(x @ weight).view(1, 1, 4, 4)] * 3, attn_mask=torch.arange(4)[:, None] >= torch.arange(4)))
     before:
       ...
-      ge: bool [4, 4] = aten.ge.Tensor(unsqueeze, arange_1)  # layers.0
+      ge: bool [4, 4] = aten.ge.Tensor(unsqueeze, arange)  # layers.0
       ...
-      _scaled_dot_product_flash_attention_for_cpu: ... = ...(view, view, view, attn_mask=expand)  # layers.0
+      where: float32 [4, 4] = aten.where.self(ge, scalar_tensor_1, scalar_tensor)  # layers.0
+      _scaled_dot_product_flash_attention_for_cpu: ...(view, view, view, attn_mask=where)  # layers.0
       ...
+      return (sum_1, view, where, getitem_1, detach_1, t)
     after:
       ...
-      _scaled_dot_product_flash_attention_for_cpu_1: ... = ...(view, view, view, 0.0, True)  # layers.0
+      view: float32 [1, 1, 4, 4] = aten.view(mm, [1, 1, 4, 4])  # layers.0
+      _scaled_dot_product_flash_attention_for_cpu_1: ...(view, view, view, 0.0, True)  # layers.0
       ...
+      return (sum_1, view, getitem_6, detach_3, t)
 
 The pass works on the joint graph, where every capture and `as_backend` meet. There the mask has already chosen the
 kernel, and the backward reads what that kernel saved. So both are replaced together: `scaled_dot_product_attention` is
-traced with its backward on the same fake values, and torch chooses the kernel again.
+traced with its backward on the same fake values, and torch chooses the kernel again. (In the graph that Dynamo hands to
+AOTAutograd the mask is one argument, but a traced capture has no such graph, and no check compares one.)
 
 A mask is causal if it follows from constants alone, and each of its elements is the causal one's: it is evaluated on
 the CPU, a large one in blocks of rows. Every other attention stays. Numerics compares the values of both graphs.
