@@ -48,17 +48,7 @@ from workbench.passes.effect import Effect
 from workbench.passes.registry import Graphs, register_pass
 from workbench.recipe.contracts import Options
 from workbench.torch_api.distributed.fake import unset_fake_temporarily
-from workbench.torch_api.ops import (
-    argument,
-    calls_of,
-    hint,
-    is_fake,
-    is_symbolic,
-    may_be_random,
-    op_name,
-    short_name,
-    tensor_bytes,
-)
+from workbench.torch_api.ops import argument, calls_of, hint, is_fake, is_symbolic, may_be_random, op_name, short_name
 
 WHOLE = 1 << 22
 """Elements of a constant that is evaluated whole, and of a block of rows of a larger one."""
@@ -109,7 +99,6 @@ class Constants:
         if name in ("tril", "triu"):
             diagonal = argument(node, "diagonal") or 0
             return node.target(operand(node.args[0]), diagonal + start)
-        # an efficient kernel wants rows of a multiple of 16 bytes
         pads = name == "constant_pad_nd" and len(node.args[1]) == 2
         cuts = name == "slice" and node.args[1] in (-1, value.ndim - 1)
         pointwise = torch.Tag.pointwise in getattr(node.target, "tags", ())
@@ -207,7 +196,7 @@ def _figures(gm: GraphModule) -> dict[str, Any]:
         matmuls = 7 if backward else 2
         computed = 1 if argument(node, "is_causal") else 2
         flop += matmuls * computed * hint(query.numel() * key.shape[-2])
-    size = sum(tensor_bytes(mask.meta["val"]) for mask in set(masks))
+    size = sum(hint(mask.meta["val"].nbytes) for mask in set(masks))
     return {"masked": len(masks), "mask_bytes": size, "flop": flop, "kernels": ", ".join({*map(short_name, calls)})}
 
 
@@ -241,9 +230,8 @@ def _replace(gm: GraphModule, forward: Any, backward: Any, mode: Any) -> None:
 
     def attend(query: Any, key: Any, value: Any, *gradient: Any) -> list[Any]:
         grouped = query.shape[1] != key.shape[1]
-        results = [scaled_dot_product_attention(
-            query, key, value, is_causal=True, scale=argument(forward, "scale"), enable_gqa=grouped
-        )]
+        scale = argument(forward, "scale")
+        results = [scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=grouped)]
         if gradient:
             results += torch.autograd.grad(results, (query, key, value), gradient)
         return list(map(_like, results, replaced))
@@ -288,9 +276,7 @@ def _erase_unread(gm: GraphModule, dead: set[Any]) -> None:
     changes="an attention with a causal mask reads no mask, and computes no hidden scores",
     effect=fewer_masks, source="torch.nn.functional.scaled_dot_product_attention",
 )
-def causal_attention(
-    gm: GraphModule, example_inputs: list[Any], *, options: Options
-) -> GraphModule:
+def causal_attention(gm: GraphModule, example_inputs: list[Any], *, options: Options) -> GraphModule:
     """Replace each attention whose mask is causal, and its backward."""
     reasons, mode = _reasons(gm), fake_mode_of(gm)
     causal = {node: backward for node, backward in _calls(gm).items() if not reasons[node]}
