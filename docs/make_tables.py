@@ -36,10 +36,10 @@ PER_BLOCK = "`torch.compile` per block"
 NAMES = {  # of what benchmarks/step_time.py measures, by its variants
     "eager": "torch, eager",
     "compile": PER_BLOCK,
-    "compile_optimizer": f"{PER_BLOCK} and of the optimizer",
-    "compile_keep": f"{PER_BLOCK}, gathered weights kept",
-    "compile_loss": f"{PER_BLOCK} and of the loss",
-    "compile_keep_loss": f"{PER_BLOCK} and of the loss, gathered weights kept",
+    "compile_optimizer": "`torch.compile` of blocks and optimizer",
+    "compile_keep": f"{PER_BLOCK}, weights kept",
+    "compile_loss": "`torch.compile` of blocks and loss",
+    "compile_keep_loss": "`torch.compile` of blocks and loss, weights kept",
     "compile_float8_tensorwise": f"{PER_BLOCK}, torchao float8, tensorwise",
     "compile_float8_rowwise": f"{PER_BLOCK}, torchao float8, rowwise",
     "reference": "torchtitan 0.2.2",
@@ -54,10 +54,10 @@ NAMES = {  # of what benchmarks/step_time.py measures, by its variants
     "llama3_full_inductor_block_bucketing": "ours, Inductor, bucketing",
     "llama3_full_inductor_block_bucketing_cudagraph": "ours, Inductor, bucketing, replayed",
     "llama3_full_inductor_block_bucketing_overlap_cudagraph": "ours, Inductor, bucketing, overlap, replayed",
-    "llama3_full_inductor_overlap_reshard_cudagraph": "ours, two graphs, replayed, weights gathered again",
+    "llama3_full_inductor_overlap_reshard_cudagraph": "ours, Inductor, bucketing, overlap, replayed, weights freed",
     "llama3_whole_step_fused": "ours, whole step",
     "llama3_whole_step_fused_cudagraph": "ours, whole step, replayed",
-    "llama3_whole_step_fused_reshard_cudagraph": "ours, whole step, replayed, weights gathered again",
+    "llama3_whole_step_fused_reshard_cudagraph": "ours, whole step, replayed, weights freed",
     "llama3_tp_calibrated_cudagraph": "ours, Inductor, overlap, replayed",
     "llama3_tp_async_cudagraph": "ours, the same and async tensor parallelism",
     "llama3_tp_whole_step_cudagraph": "ours, whole step, replayed",
@@ -69,8 +69,8 @@ NAMES = {  # of what benchmarks/step_time.py measures, by its variants
     "llama3_float8_whole_step_gathers_bfloat16": "ours, float8, gathered in bfloat16, whole step, replayed",
     "llama3_budget_8.5": "saved tensors cut to 8.5 GiB",
     "llama3_budget_7.0": "saved tensors cut to 7 GiB",
-    "llama3_budget_7.0_reshard": "cut to 7 GiB, and weights gathered again",
-    "llama3_budget_5.0_reshard": "cut to 5 GiB, and weights gathered again",
+    "llama3_budget_7.0_reshard": "cut to 7 GiB, weights freed",
+    "llama3_budget_5.0_reshard": "cut to 5 GiB, weights freed",
     "llama3_full_checkpointing": "full activation checkpointing",
     "llama3_offload_hidden": "offload of what compute should hide",
     "llama3_offload_hidden_cudagraph": "offload of what compute should hide, replayed",
@@ -155,7 +155,7 @@ def steps(columns: list[str], *groups: tuple[str, ...]) -> str:
     for about, name, axes, *variants in groups:
         rounds = rounds_of(name, axes)
         for variant in variants or [name for name in rounds if name in NAMES]:
-            row = [NAMES.get(variant, f"`{variant}`"), *(COLUMNS[column](rounds[variant]) for column in columns)]
+            row = [NAMES[variant], *(COLUMNS[column](rounds[variant]) for column in columns)]
             rows.append([f"{about}: {row[0]}", *row[1:]] if about else row)
         first = next(iter(rounds.values()))[0]
         where[f"{place(first)}, {axes}"] = None
@@ -164,15 +164,21 @@ def steps(columns: list[str], *groups: tuple[str, ...]) -> str:
 
 DP, TP = "dp_shard 2", "tp 2"
 WHOLE, BASE = "llama3_whole_step_fused_cudagraph", "llama3_full_inductor_block_bucketing"
+LIKE = ("compile", "compile_loss", "llama3_whole_step_fused_reshard_cudagraph", "compile_keep", "compile_keep_loss",
+        WHOLE)
 FLOAT8 = (WHOLE, "llama3_float8_whole_step_cudagraph", "compile_float8_tensorwise")
 SPEED = ["step", "exposed", "launches", "reserved"]
 BUSY = ["step", "kernels", "exposed"]
 COST = ["step", "allocator's peak"]
 STEPS: dict[str, tuple[Any, ...]] = {  # the columns and the groups of each table of steps
-    "figures": (["step"], ("8b", "llama3_8b_h200x2", DP, WHOLE, "compile"),
-                ("1b", "llama3_1b_h200x2", DP, WHOLE, f"{BASE}_overlap_cudagraph", "compile",
-                 "llama3_block_bucketing_cudagraph", "reference_block_bucketing_cudagraph")),
-    "memory_8b": (["reserved", "allocator's peak"], ("8b", "llama3_8b_h200x2", DP)),
+    "figures": (["step"], ("8b", "like_8b_h200x2", DP, "compile", "compile_keep_loss", WHOLE),
+                ("1b", "like_1b_h200x2", DP, "compile", "compile_keep_loss", WHOLE),
+                ("1b", "llama3_1b_h200x2", DP, "reference_block_bucketing_cudagraph",
+                 "llama3_block_bucketing_cudagraph")),
+    "memory_8b": (["step", "allocator's peak", "reserved"], ("8b", "like_8b_h200x2", DP, *LIKE)),
+    "memory_1b": (["step", "allocator's peak", "reserved"], (
+        "1b", "like_1b_h200x2", DP, *LIKE, f"{BASE}_overlap_cudagraph",
+        "llama3_full_inductor_overlap_reshard_cudagraph")),
     "replay": (["step"], ("", "llama3_1b_h200x4", "dp_shard 2 x tp 2", "compile", BASE, f"{BASE}_cudagraph",
                             "llama3_block_bucketing_cudagraph", "reference_block_bucketing_cudagraph")),
     "tp": (BUSY, ("", "llama3_1b_h200x2", TP)),
@@ -184,7 +190,6 @@ STEPS: dict[str, tuple[Any, ...]] = {  # the columns and the groups of each tabl
     "memory_cost": ([*COST, "copies exposed"], (
         "", "memory_budget_h200x2", DP, f"{BASE}_cudagraph", "llama3_budget_8.5", "llama3_budget_7.0_reshard",
         "llama3_full_checkpointing"), ("", "offload_h200x2", DP, "llama3_offload_hidden_cudagraph")),
-    "steps_8b": (SPEED, ("", "llama3_8b_h200x2", DP)),
     "steps_1b": (SPEED, ("", "llama3_1b_h200x2", DP)),
     "steps_h100": (SPEED, ("", "llama3_1b_h100x2", DP, "compile_optimizer", "reference_block_bucketing_cudagraph",
                            "llama3_block_bucketing_cudagraph", f"{BASE}_cudagraph", WHOLE)),
@@ -201,16 +206,6 @@ STEPS: dict[str, tuple[Any, ...]] = {  # the columns and the groups of each tabl
     "offload": ([*COST, "copies exposed"], ("", "offload_h200x2", DP)),
     "long_sequences": (COST, ("8b, 8,192 tokens", "llama3_8b_8192_h200x2", DP)),
 }
-
-
-def like_rows() -> str:
-    """Ours and the peer with the same settings; nothing while these are not measured."""
-    groups = []
-    for flavor in ("8b", "1b"):
-        name = f"like_{flavor}_h200x2"
-        if (RESULTS / f"{name}.jsonl").exists():
-            groups.append((flavor, name, DP, *rounds_of(name, DP)))
-    return steps([*COST, "reserved"], *groups) if groups else ""
 
 
 def one_gpu() -> str:
@@ -552,7 +547,7 @@ def museum() -> str:
 
 
 DRAWN: dict[str, Callable[[], str]] = {
-    "lessons": lessons, "museum": museum, "like_rows": like_rows, "one_gpu": one_gpu, "whole_step": whole_step,
+    "lessons": lessons, "museum": museum, "one_gpu": one_gpu, "whole_step": whole_step,
     "exposed_why": exposed_why, "low_contention": low_contention, "simulation": simulation, "peaks": peaks,
     "float8": float8, "float8_experts": float8_experts, "float8_numerics": float8_numerics, "loss_alone": loss_alone,
     "recipes": recipes, "captures": captures, "faults": faults, "start": start, "ranks": ranks, "waits": waits,
