@@ -26,6 +26,7 @@ _NAMES_BY_MODULE = {
     "graph.read.nodes": "provenance",
     "graph.replay_rehearsal": "rehearse",
     "lab.compile_backend.backend": "as_backend",
+    "lab.compile_backend.compile": "compile",
     "lab.graph_passes.graph_pass": "as_graph_pass",
     "lab.schedule.compare": "compare_schedules",
     "notebook": "draw",

@@ -202,6 +202,11 @@ def by_aot_autograd(authored: Authored, args: tuple[Any, ...], decompositions: A
     except Exception as error:
         if aot.without_results(error):
             raise WorkbenchError(f"{named(authored)}: {NO_TENSOR}") from None
+        if kind := aot.unknown_result(error):
+            raise WorkbenchError(
+                f"{named(authored)}: its forward returns a {kind}, in which torch finds no tensors: "
+                "return them in tuples, lists, dicts or dataclasses"
+            ) from None
         raise not_captured(authored, error) from error
     context = graph.meta["tracing_context"]
     writes = aot.writes_inputs(context, len(tree_leaves(args)))

@@ -64,12 +64,17 @@ class InputCheck:
 
     def require(self, step: str, batch: tuple[Any, ...]) -> None:
         """Raise WorkbenchError for the first argument that is of another kind. step: its title, for the message."""
-        kind = kind_of(batch)
-        if kind != self.kind:
-            path, what, captured, now = next(_differences(self.kind, kind))
-            raise _refusal(step, f"the {what} of {self._argument(path)}", captured, now)
+        for argument, what, captured, now in self.differences(batch):
+            raise _refusal(step, f"the {what} of {argument}", captured, now)
         if self.writes or self.one_for_two:
             self._require_shared(step, batch)
+
+    def differences(self, batch: tuple[Any, ...]) -> Iterator[tuple[str, str, str, str]]:
+        """(argument, what, at the capture, now) for all that is of another kind."""
+        kind = kind_of(batch)
+        if kind != self.kind:
+            for path, what, captured, now in _differences(self.kind, kind):
+                yield self._argument(path), what, captured, now
 
     def _require_shared(self, step: str, batch: tuple[Any, ...]) -> None:
         paths = [path for path, _ in _tensors(batch)]
@@ -98,7 +103,7 @@ def kind_of(value: Any) -> Any:
     return ValueKind(type(value), value)
 
 
-def _differences(captured: Any, now: Any, path: Path = ()) -> Iterator[tuple[Path, str, Any, Any]]:
+def _differences(captured: Any, now: Any, path: Path = ()) -> Iterator[tuple[Path, str, str, str]]:
     """(where, what, captured, now) for all that differs."""
     if type(captured) is not type(now):
         yield path, "type", _type(captured), _type(now)
@@ -124,7 +129,7 @@ def _shown(value: Any) -> str:
     return str(list(value) if isinstance(value, tuple) else value).removeprefix("torch.")
 
 
-def _refusal(step: str, what: str, captured: Any, now: Any) -> WorkbenchError:
+def _refusal(step: str, what: str, captured: str, now: str) -> WorkbenchError:
     return WorkbenchError(
         f"the compiled step of {step}: {what}: {captured} at the capture, and {now} now: "
         "capture again with such inputs, or convert it"

@@ -132,10 +132,11 @@ def _of_results(authored: Authored, graph: GraphModule, args: tuple[Any, ...]) -
     assert isinstance(results, Sequence)
     nodes = [node for node in results if isinstance(node, Node)]
     values = [_value(node) for node in nodes]
+    kind = aot.kind_of_result(graph, values, args) if values else ""
     if not values:
         yield NO_TENSOR
     elif authored.recipe is not None:
-        kind, first, module = aot.kind_of_result(graph, values, args), values[0], module_path(nodes[0])
+        first, module = values[0], module_path(nodes[0])
         if kind != "tensor" or first.dim() or not first.dtype.is_floating_point:
             where = f", made in module {module}" if module else ""
             yield (f"its forward returns a {kind}: {', '.join(map(described, values))}{where}: return the mean loss "

@@ -5,7 +5,7 @@
     bisect                 the first pass that fails a check, and its first wrong node; `workbench bisect`
     calibration            measure this machine, for simulated timelines of it; `workbench calibrate`
     chunked_loss           output layer and cross entropy in pieces of the tokens
-    compile_backend        passes under `torch.compile`: `as_backend`
+    compile_backend        passes in the user's own loop: `as_backend`, `compile`
     float8                 products of linear layers multiply float8
     graph_passes           passes in other compilers' lists, such as torchtitan's: `as_graph_pass`
     inside_inductor        what Inductor does below the graph: its passes, kernels, memory; `workbench explain`

@@ -30,7 +30,7 @@ from torch.fx import GraphModule, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
 from workbench.errors import WorkbenchError
-from workbench.graph.read.nodes import is_backward, layer_of, may_differ, unknown_operator
+from workbench.graph.read.nodes import block_of, is_backward, may_differ, unknown_operator
 from workbench.passes.effect import Effect
 from workbench.passes.registry import Graphs, register_pass
 from workbench.recipe.contracts import Options
@@ -71,14 +71,14 @@ def tagged_for_recompute(before: Graphs, after: Graphs, options: Options) -> Eff
     tags = Counter(n.meta["recompute"].name for n in tagged)
     old = {n.name: n.meta.get("recompute") for n in before[0].graph.nodes}
     changed = any(n.meta["recompute"] != old.get(n.name) for n in tagged)
-    layers = {layer_of(n) for n in (tagged if changed else after[0].graph.nodes)} - {None}
+    layers = {block_of(n) for n in (tagged if changed else after[0].graph.nodes)} - {""}
     if changed:
         reason = ""
     elif getattr(options, "policy", "") == "none":
         reason = "the policy is none"
     else:
         reason = (
-            "every node was tagged before" if layers else "no module path matches layers.<number>"
+            "every node was tagged before" if layers else "no module path has a number, as blocks.0"
         )
     return Effect(changed, reason, {"layers": len(layers), "tags": dict(tags)})
 
@@ -136,10 +136,12 @@ def checkpoint_rule(name: str) -> Callable[[Rule], Rule]:
 
 
 def _forward_nodes(gm: GraphModule) -> Iterator[tuple[Node, int]]:
+    """The forward nodes of blocks, and the number of each one's block in the order of the forward."""
+    numbers: dict[str, int] = {}
     for node in gm.graph.nodes:
-        layer = layer_of(node)
-        if node.op == "call_function" and layer is not None and not is_backward(node):
-            yield node, layer
+        block = block_of(node)
+        if node.op == "call_function" and block and not is_backward(node):
+            yield node, numbers.setdefault(block, len(numbers))
 
 
 def _tag(node: Node, layer: int, save: bool, options: RecomputeOptions) -> None:
@@ -158,7 +160,7 @@ def _tag(node: Node, layer: int, save: bool, options: RecomputeOptions) -> None:
 def activation_checkpointing(
     gm: GraphModule, example_inputs: list[Any], *, options: CheckpointOptions
 ) -> GraphModule:
-    """Tag the forward nodes of each layer (module path `layers.N`).
+    """Tag the forward nodes of each layer: an outermost module with a number, such as `layers.0` or `model.h.3`.
 
     Raises WorkbenchError where `save` names an operator that the layers do not hold.
     """

@@ -30,7 +30,7 @@ from workbench.pipeline.run_passes import (
     run_joint,
     saved_bytes,
 )
-from workbench.pipeline.stages import capture_joint, lower, run_later, step_kind
+from workbench.pipeline.stages import PairStep, capture_joint, lower, run_later, step_kind
 from workbench.recipe.contracts import Stage
 from workbench.recipe.hooks import hook_of
 from workbench.recipe.recipe import Recipe, parse_recipe
@@ -74,6 +74,13 @@ class Built:
 def check_buildable(recipe: Recipe, kind: str) -> None:
     """Refuse, before anything is authored, what a world of this kind or the list of passes cannot do."""
     where = f"recipe {recipe.name!r}"
+    require_machine(recipe, kind, where)
+    # again: a pass may have been registered after the recipe was read
+    parse_recipe(recipe.to_dict(), where)
+
+
+def require_machine(recipe: Recipe, kind: str, where: str) -> None:
+    """Raise WorkbenchError for an unknown pass or option, and for what a pass needs and a world of this kind lacks."""
     cuda = kind in ("auto", "nccl") and torch.cuda.is_available()
     reasons = cuda_reasons(recipe.pass_names, recipe.model.attention)
     for spec in (*recipe.joint_passes, *recipe.passes):
@@ -86,8 +93,6 @@ def check_buildable(recipe: Recipe, kind: str) -> None:
                 f"pass {spec.name!r} needs CUDA ({reasons[spec.name]}), and world {kind} has none "
                 "here: take world nccl on a machine with GPUs, or drop the pass"
             )
-    # again: a pass may have been registered after the recipe was read
-    parse_recipe(recipe.to_dict(), where)
 
 
 def build(
@@ -107,28 +112,48 @@ def build(
     had no effect.
     """
     check_buildable(recipe, world.kind)
-    # the backward refuses to run under another setting
-    with deterministic(recipe.training.deterministic), telling(progress) as tell:
+    with telling(progress) as tell:
         clock = Clock(tell)
-        built = _build(recipe, world, clock, captured)
+        with clock("author"), uncollected():
+            authored = author(recipe, world)
+        kind = step_kind(recipe)
+        built = build_authored(recipe, authored, kind, level=level, clock=clock, captured=captured)
+    refuse_no_effect(recipe, all_gather_object(dict(each_no_effect(built.records))))
+    return built
+
+
+def build_authored(
+    recipe: Recipe,
+    authored: Authored,
+    kind: PairStep,
+    *,
+    level: Level,
+    clock: Clock,
+    captured: Callable[[JointGraph], None] | None = None,
+) -> Built:
+    """The same from an authored module on, whose step is of this kind: passes without effect are not refused."""
+    # the backward refuses to run under another setting
+    with deterministic(recipe.training.deterministic):
+        built = _build(recipe, authored, kind, clock, captured)
         if level == "full":
             with clock("numerics"):
                 hook_of("level", level)(built.records, built.step)
         else:
             why = 'level "full" compares two steps'
             built.known.side_effects = built.step.pair.side_effects, why
-    refuse_no_effect(recipe, all_gather_object(dict(each_no_effect(built.records))))
     return built
 
 
 @uncollected()
 def _build(
-    recipe: Recipe, world: World, clock: Clock, note: Callable[[JointGraph], None] | None
+    recipe: Recipe,
+    authored: Authored,
+    kind: PairStep,
+    clock: Clock,
+    note: Callable[[JointGraph], None] | None,
 ) -> Built:
-    with clock("author"):
-        authored = author(recipe, world)
     with clock("capture"):
-        joint = capture_joint(recipe, authored)
+        joint = capture_joint(recipe, authored, kind)
     before = joint.graph
     with joint:
         if note is not None:
@@ -138,10 +163,10 @@ def _build(
         with clock("partition"):
             pair = partition(joint)
     with clock("passes", announce=False):
-        split = run_later(recipe, pair, recipe.passes, progress=clock.tell)
+        split = run_later(recipe, pair, recipe.passes, kind, progress=clock.tell)
     with clock("compile", announce=False):
         schedule = lower(split)
-    step = step_kind(recipe).step(split)
+    step = kind.step(split)
     split.known.built = True
     return Built(authored, step, split.known, schedule, before, clock.seconds, saved_bytes(pair))
 

@@ -258,6 +258,9 @@ class Report:
             lines += [painted(line, Outcome.FAIL, color) for line in wrapped]
         return "\n".join([*lines, painted(*self.outcome, color)])
 
+    def __str__(self) -> str:
+        return self.table()
+
     def _title(self) -> str:
         ranks = counted(self.world["size"], f"{self.world['kind']} rank")
         return (
@@ -294,8 +297,10 @@ class Report:
     def _figures(self) -> list[str]:
         """What was measured, one line each."""
         roof, training, step = self.roofline, self.training, self.step_seconds
-        lines = [f"saved for the backward: {self.saved_bytes:,} bytes a rank",
-                 f"model: {_si(roof.flop_per_token)}FLOP a token"]
+        lines = [f"saved for the backward: {self.saved_bytes:,} bytes a rank"]
+        if not roof.flop_per_token:
+            return lines
+        lines.append(f"model: {_si(roof.flop_per_token)}FLOP a token")
         if roof.ceiling is None or training is None or step is None:
             return [*lines, roof.reason]
         lines[-1] += f"; matmul ceiling {_si(roof.ceiling)}FLOP/s on all ranks in {roof.dtype}"

@@ -48,8 +48,9 @@ def matmul_ceiling(world: World, dtype: torch.dtype, *, seconds: float = 0.15) -
 class Roofline:
     """The least time that a step's matmuls take here.
 
-    flop_per_token: the joint graph's, before any pass, all ranks' together over the tokens of a step. ceiling: measured
-    FLOP/s of matmuls on all ranks, in `dtype`; None where nothing was measured, and `reason` says why.
+    flop_per_token: the joint graph's, before any pass, all ranks' together over the tokens of a step; 0 where these are
+    not known. ceiling: measured FLOP/s of matmuls on all ranks, in `dtype`; None where nothing was measured, and
+    `reason` says why.
     step_seconds: FLOP of a step over the ceiling. fraction: that over the measured step.
     """
 

@@ -63,9 +63,11 @@ def step_kind(recipe: Recipe) -> PairStep:
     return kind
 
 
-def capture_joint(recipe: Recipe, authored: Authored) -> JointGraph:
+def capture_joint(
+    recipe: Recipe, authored: Authored, kind: PairStep | None = None
+) -> JointGraph:
     """The joint graph as the recipe's first pass receives it."""
-    step_kind(recipe).require(authored)
+    (kind or step_kind(recipe)).require(authored)
     table = capture_decompositions(recipe.joint_passes)
     return capture(authored, decompositions=table, by=recipe.capture)
 
@@ -75,14 +77,14 @@ def passes_before(specs: Sequence[PassSpec], stages: Collection[Stage]) -> list[
     return list(takewhile(lambda spec: find_pass(spec.name).contract.stage not in stages, specs))
 
 
-def run_later(recipe: Recipe, pair: ForwardBackward, specs: Sequence[PassSpec], *,
-              progress: Tell = lambda _: None) -> Split:
-    """Run passes of the recipe on the pair, and the later ones on what the recipe's kind of step makes of it; returns
-    what the last pass left.
+def run_later(recipe: Recipe, pair: ForwardBackward, specs: Sequence[PassSpec],
+              kind: PairStep | None = None, *, progress: Tell = lambda _: None) -> Split:
+    """Run passes of the recipe on the pair, and the later ones on what the kind of step, by default the recipe's, makes
+    of it; returns what the last pass left.
     """
     early = passes_before(specs, LATE)
     run_partitioned(pair, early, progress=progress)
-    split = step_kind(recipe).join(recipe, pair)
+    split = (kind or step_kind(recipe)).join(recipe, pair)
     run_partitioned(split, specs[len(early):], progress=progress)
     return split
 

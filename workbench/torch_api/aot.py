@@ -11,15 +11,18 @@ import contextlib
 import copy
 import enum
 import inspect
+import logging
 import re
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import is_dataclass
 from typing import Any
 from unittest import mock
 
 import torch
 import torch._dynamo.config
 import torch._dynamo.functional_export
+import torch.export
 import torch.fx.traceback
 from torch._dynamo.utils import CleanupHook
 from torch._functorch._aot_autograd import descriptors
@@ -32,6 +35,7 @@ from torch.fx.graph import _BoxedCodeGen
 from workbench.torch_api.distributed.fake import cached
 from workbench.torch_api.flex import cpu_backward
 from workbench.torch_api.restoring import same_tensors
+from workbench.torch_api.tree import tree_leaves
 
 Graph = torch.fx.GraphModule
 
@@ -62,11 +66,21 @@ def dynamo_capture(
     """
     capture: Callable[..., Any] = torch._dynamo.functional_export.dynamo_graph_capture_for_export
     torch._dynamo.reset()
-    with _removed_globals(contexts), _unknown_items(), warnings.catch_warnings(record=True) as log:
+    with (
+        _removed_globals(contexts),
+        _unknown_items(),
+        torch._dynamo.config.patch({_IGNORED: set(filter(callable, vars(logging.Logger).values()))}),
+        warnings.catch_warnings(record=True) as log,
+    ):
         warnings.simplefilter("always")
         graph: Graph = capture(module)(*args)
     graph.meta["side_effects"] = _side_effects(log)
     return graph
+
+
+_IGNORED = "ignore_logging_functions"
+if not hasattr(torch._dynamo.config, _IGNORED):  # its name in torch 2.11
+    _IGNORED = "ignore_logger_methods"
 
 
 @contextlib.contextmanager
@@ -85,6 +99,8 @@ def _unknown_items() -> Iterator[None]:
         yield
 
 
+_UNDONE = "_dot_output_capturing']._active_collector"
+"""transformers sets it for the time of a forward."""
 _SIDE_EFFECTS = re.compile(
     r"certain side effects happened in the model\.forward.*?: (\[.*\])", re.DOTALL
 )
@@ -96,7 +112,7 @@ def _side_effects(log: list[warnings.WarningMessage]) -> tuple[str, ...]:
     for warning in log:
         match = _SIDE_EFFECTS.search(str(warning.message))
         if match:
-            sources += ast.literal_eval(match[1])
+            sources += [source for source in ast.literal_eval(match[1]) if not source.endswith(_UNDONE)]
         else:
             warnings.warn_explicit(
                 warning.message, warning.category, warning.filename, warning.lineno
@@ -131,11 +147,23 @@ def without_results(error: Exception) -> bool:
     return isinstance(error, SyntaxError) and str(error.filename).startswith("<eval_with_key")
 
 
+def unknown_result(error: Exception) -> str:
+    """The class, if the error means that the module returns an object of a class that is no pytree to torch."""
+    match = re.match(r"Found <class '(?:.*\.)?(\w+)'> in output", str(error))
+    return match[1] if match else ""
+
+
 def kind_of_result(graph: Graph, values: list[Any], args: tuple[Any, ...]) -> str:
-    """The type of the captured module's result: "tensor", or the name of the class that holds its tensors."""
+    """The type of the captured module's result: "tensor", or the name of the class that holds its tensors.
+
+    Plain dataclasses in it are registered as torch.export asks: AOTAutograd then looks for the tensors in them.
+    """
     # not in every torch
     pack: Callable[..., Any] | None = getattr(graph, "_dynamo_bytecode_unflatten", None)
     result = pack(tuple(values), args) if pack is not None else values[0] if len(values) == 1 else tuple(values)
+    while kinds := {type(leaf) for leaf in tree_leaves(result) if is_dataclass(leaf)}:
+        for kind in kinds:
+            torch.export.register_dataclass(kind)
     return "tensor" if isinstance(result, torch.Tensor) else type(result).__name__
 
 

@@ -4,7 +4,7 @@ import weakref
 import torch
 from graphs_by_hand import named, two_layer_graph
 
-from workbench.graph.read.nodes import kind_of, layer_of, module_path, nodes_from_line, provenance
+from workbench.graph.read.nodes import block_of, kind_of, module_path, nodes_from_line, provenance
 from workbench.torch_api.module_paths import clean_path
 
 
@@ -33,13 +33,14 @@ def test_backward_nodes_have_their_forward_module_and_line(fake4):
     assert nodes_from_line(gm, "model.py", 13) == []
 
 
-def test_reading_a_nodes_layer_does_not_keep_its_graph(fake4):
+def test_reading_a_nodes_block_does_not_keep_its_graph(fake4):
     gm = two_layer_graph()
     node = named(gm, "aten.mm")[0]
     node.meta["nn_module_stack"] = {"k": ("L['self'].layers.1.feed_forward", torch.nn.Linear)}
-    assert layer_of(node) == 1
-    node.meta["nn_module_stack"] = {"k": ("L['self'].layers.2.feed_forward", torch.nn.Linear)}
-    assert layer_of(node) == 2
+    assert block_of(node) == "layers.1"
+    for path, block in [("model.h.12.mlp.0", "model.h.12"), ("0", "0"), ("conv2d.w1", "")]:
+        node.meta["nn_module_stack"] = {"k": (f"L['self'].{path}", torch.nn.Linear)}
+        assert block_of(node) == block
     graph = weakref.ref(gm.graph)
     del gm, node
     gc.collect()

@@ -13,7 +13,7 @@ from lab.whole_step.whole_steps import state
 from workbench import ParallelPlan, WorkbenchError, World, author_module, capture, partition, run_partitioned
 from workbench.graph.lower import bind
 from workbench.graph.replay_rehearsal import Rehearsal
-from workbench.lab.whole_step.join import Update, join, require_joinable
+from workbench.lab.whole_step.join import PAIR, Update, join, require_joinable
 from workbench.lab.whole_step.step import WholeStep
 from workbench.torch_api import cuda_graphs
 
@@ -246,7 +246,7 @@ def test_what_cannot_be_joined_is_refused():
         with pytest.raises(WorkbenchError) as told:
             refuse(authored(module))
         assert str(told.value).startswith("the whole step of ")
-        assert str(told.value).endswith(f'{message}, or set training.step to "pair"')
+        assert str(told.value).endswith(f"{message}, or {PAIR}")
 
 
 def two_rates(module):

@@ -35,7 +35,7 @@ _OPERATORS = {
     "_fused_rms_norm _fused_rms_norm_backward native_layer_norm native_layer_norm_backward sort topk prod",
 }
 _BY_NAME = {name: kind for kind, names in _OPERATORS.items() for name in names.split()}
-_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)(?:\.|$)")
+_BLOCK = re.compile(r"(?:.*?\.)??\d+(?=\.|$)")
 Item = TypeVar("Item")
 
 
@@ -50,10 +50,10 @@ def reachable(starts: Iterable[Item], neighbours: Callable[[Item], Iterable[Item
     return visited
 
 
-def layer_of(node: torch.fx.Node) -> int | None:
-    """N of a node whose module path holds `layers.N`."""
-    match = _LAYER.search(module_path(node))
-    return int(match.group(1)) if match else None
+def block_of(node: torch.fx.Node) -> str:
+    """The path of the outermost numbered module that the node is of, such as `layers.0` or `model.h.3`; or ""."""
+    match = _BLOCK.match(module_path(node))
+    return match[0] if match else ""
 
 
 @functools.cache

@@ -30,7 +30,7 @@ BUDGET = "activation_memory_budget"
 SHARES = (*(i / 20 for i in range(20, 0, -1)), 1e-6)
 """The budgets of torch that are tried. At 0 it would repeat collectives, too."""
 _FREE = "view", "bookkeeping", "wait"
-_LAYER = re.compile(r"(?<=layers\.)\d+")
+_BLOCK = re.compile(r"(?:(?<=\.)|^)\d+(?=\.|$)")
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def alike(choices: Iterable[Choice]) -> list[tuple[Choice, int]]:
     """
     groups: dict[tuple[object, ...], list[Choice]] = {}
     for row in choices:
-        row = replace(row, module=_LAYER.sub("*", row.module))
+        row = replace(row, module=_BLOCK.sub("*", row.module, count=1))
         groups.setdefault((row.module, row.operator, row.act, row.before), []).append(row)
     return [(replace(rows[0], bytes=sum(row.bytes for row in rows), ms=sum(row.ms for row in rows)), len(rows))
             for rows in groups.values()]

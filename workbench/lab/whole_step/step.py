@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -123,17 +124,24 @@ class WholeStep(Step):
 
 
 class Whole(PairStep):
-    """`training.step = "whole"`."""
+    """`training.step = "whole"`. optimizer: the one that the step takes over, or None for that of the recipe."""
 
     require = staticmethod(require_joinable)
+
+    def __init__(self, optimizer: torch.optim.Optimizer | None = None) -> None:
+        self.optimizer = optimizer
 
     def join(self, recipe: Recipe, pair: ForwardBackward) -> Split:
         decomposed = any(spec.name == "inductor_decomposition" for spec in recipe.joint_passes)
         table = lowering.decomposition_table() if decomposed else None
-        return join(pair, Update(recipe.training.clip, recipe.training.nan_norm == "skip"), decompositions=table)
+        update = Update(recipe.training.clip, recipe.training.nan_norm == "skip")
+        if self.optimizer is not None:
+            group = self.optimizer.param_groups[0]
+            update = replace(update, **{key: group[key] for key in ("betas", "eps", "weight_decay")})
+        return join(pair, update, decompositions=table)
 
     def step(self, split: Any) -> WholeStep:
-        return WholeStep(split, optimizer_of(split.pair.authored))
+        return WholeStep(split, self.optimizer or optimizer_of(split.pair.authored))
 
     def numbers(self, split: Any) -> dict[str, Any]:
         return {"trained": split.trained, "update": split.update}

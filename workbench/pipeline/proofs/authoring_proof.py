@@ -21,6 +21,7 @@ from workbench.checks.authoring import Authoring
 from workbench.checks.collectives import all_gather_object
 from workbench.graph.read.nodes import module_path
 from workbench.pipeline.expert_load import routed_layers
+from workbench.pipeline.proofs.two_steps import differentiate
 from workbench.recipe.wording import first_line
 from workbench.torch_api.ops import calls_of, is_random, may_be_random
 from workbench.torch_api.restoring import restoring_module
@@ -114,7 +115,7 @@ def prove_authoring(
     """
     with restoring_module(authored.module), torch.enable_grad():
         loss = authored.module(*batch)
-        loss.backward()
+        differentiate(loss)
         facts = check_replicas(authored)
         if facts.problems:
             return facts

@@ -11,16 +11,18 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from workbench.checks.numerics import moved_by_eps
 from workbench.graph.attributes import changed_attributes, module_attributes
 from workbench.graph.lower import Step
 from workbench.graph.read.memory import inputs_written
-from workbench.pipeline.train import apart, by_mesh, optimizer_of
+from workbench.pipeline.train import apart, by_mesh
 from workbench.torch_api import aot
 from workbench.torch_api.determinism import seeded
 from workbench.torch_api.distributed.adamw import ShardedAdamW
 from workbench.torch_api.restoring import restoring, restoring_module, shard_of
+from workbench.torch_api.tree import tree_leaves
 
 Results = dict[str, Any]
 LEARNING_RATE = 1e-3
@@ -99,10 +101,8 @@ def optimizer_steps(
 def _eager_loop(step: Step, batch: Sequence[Any]) -> Results:
     """What a step of the eager loop leaves, from copies of the optimizer's states."""
     names = [name for name, _ in step.module.named_parameters()]
-    optimizer = optimizer_of(step.pair.authored)
     assert step.optimizer is not None
-    for group, ours in zip(optimizer.param_groups, step.optimizer.param_groups, strict=True):
-        group["lr"].fill_(ours["lr"])
+    optimizer = type(step.optimizer)([dict(group) for group in step.optimizer.param_groups])
     for parameter, state in step.optimizer.state.items():
         optimizer.state[parameter] = {key: value.detach().clone() for key, value in state.items()}
     with restoring_module(step.module, names), seeded(0), torch.enable_grad():
@@ -128,18 +128,37 @@ def written_in_place(step: Step) -> Collection[str]:
     return {*step.pair.written, *names}
 
 
+def differentiate(result: Any) -> Results:
+    """Run the backward of a module's result, and name its tensors: of the loss, or of all outputs in fixed proportions.
+
+    Each differentiable output but a lone scalar counts as its mean under weights from a half to one and a half.
+    """
+    outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+    if len(outputs) == 1 and not outputs[0].dim():
+        outputs[0].backward()  # not autograd.grad, which a reentrant checkpoint refuses
+        return {"loss": outputs[0]}
+    total: Any = 0.0
+    for output in outputs:
+        if output.requires_grad:
+            local = output.to_local() if isinstance(output, DTensor) else output
+            size, device = local.numel(), local.device
+            weights = torch.linspace(0.5, 1.5, size, device=device).view(local.shape)
+            total = total + (local.float() * weights).mean()
+    total.backward()
+    return {f"output {place}": output for place, output in enumerate(outputs)}
+
+
 def one_step(module: nn.Module, function: Callable[..., Any], batch: tuple[Any, ...], seed: int,
              written: Collection[str]) -> Results:
-    """Loss and gradients on this rank, and all buffers and the parameters of `written` as the step leaves them; cloned.
+    """Outputs and gradients on this rank, and all buffers and the parameters of `written` as the step leaves them;
+    cloned.
 
     function: the module, or its compiled step. The gradients stay in the parameters.
     """
     with seeded(seed):
-        loss = function(
+        named = differentiate(function(
             *(value.clone() if isinstance(value, torch.Tensor) else value for value in batch)
-        )
-        loss.backward()  # not autograd.grad, which a reentrant checkpoint refuses
-    named = {"loss": loss}
+        ))
     for name, parameter in module.named_parameters():
         if parameter.grad is not None:
             named[f"gradient of {name}"] = parameter.grad
