@@ -118,6 +118,17 @@ def test_other_shapes_are_another_graph_and_a_forward_alone_is_left_as_it_is():
         "Backend(graph_cleanup: 2 graphs compiled, 1 without a backward)")
 
 
+def test_a_graph_without_collectives_on_several_ranks_points_to_adopt(monkeypatch):
+    backend = as_backend([])
+    _, function = compiled(backend)
+    function(*batch())
+    assert "adopt" not in backend.table()
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    line = next(line for line in backend.table().splitlines() if "no collective here, on 2 ranks: FSDP2's" in line)
+    assert line.endswith("call workbench.adopt(model) before torch.compile")
+
+
 @pytest.mark.integration
 def test_a_pass_without_effect_warns_and_fails_where_strict():
     idle = {"name": "activation_checkpointing", "policy": "none"}

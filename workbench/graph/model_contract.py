@@ -47,8 +47,9 @@ def require_parameters(authored: Authored) -> None:
 
 def named(authored: Authored) -> str:
     """The model's class, and its recipe."""
-    of = f" of recipe {authored.recipe.name!r}" if authored.recipe is not None else ""
-    return f"model {type(authored.module).__name__}{of}"
+    kind, recipe = type(authored.module).__name__, authored.recipe
+    of = f" of recipe {recipe.name!r}" if recipe is not None and recipe.name != kind else ""
+    return f"model {kind}{of}"
 
 
 class NotCaptured(WorkbenchError):

@@ -30,7 +30,7 @@ from torch.fx import GraphModule, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
 from workbench.errors import WorkbenchError
-from workbench.graph.read.nodes import block_of, is_backward, may_differ, unknown_operator
+from workbench.graph.read.nodes import block_of, blocks_of, is_backward, may_differ, unknown_operator
 from workbench.passes.effect import Effect
 from workbench.passes.registry import Graphs, register_pass
 from workbench.recipe.contracts import Options
@@ -136,12 +136,12 @@ def checkpoint_rule(name: str) -> Callable[[Rule], Rule]:
 
 
 def _forward_nodes(gm: GraphModule) -> Iterator[tuple[Node, int]]:
-    """The forward nodes of blocks, and the number of each one's block in the order of the forward."""
-    numbers: dict[str, int] = {}
+    """The forward nodes of blocks, and the number of each one's block in the order of the graph."""
+    blocks = blocks_of(gm)
     for node in gm.graph.nodes:
         block = block_of(node)
         if node.op == "call_function" and block and not is_backward(node):
-            yield node, numbers.setdefault(block, len(numbers))
+            yield node, blocks.index(block)
 
 
 def _tag(node: Node, layer: int, save: bool, options: RecomputeOptions) -> None:

@@ -34,6 +34,7 @@ from workbench.errors import WorkbenchError
 from workbench.graph.facts import facts_of
 from workbench.graph.gather_chains import gather_chains
 from workbench.graph.read.memory import parameter_gathers
+from workbench.graph.read.nodes import blocks_of
 from workbench.passes.effect import Effect
 from workbench.passes.merged_collectives import launches_saved
 from workbench.passes.registry import Graphs, register_pass
@@ -47,8 +48,8 @@ _GATHER = torch.ops._c10d_functional.all_gather_into_tensor.default
 
 
 class BlockBucketingOptions(Options):
-    """buckets: module paths, or lists of them, by default the model's blocks. separate_gather_group: all-gathers get a
-    process group of their own, so that they can overlap with reduce-scatters.
+    """buckets: module paths, or lists of them, by default the model's units or blocks.
+    separate_gather_group: all-gathers get a process group of their own, so that they can overlap with reduce-scatters.
     """
 
     buckets: tuple[str | tuple[str, ...], ...] = ()
@@ -66,8 +67,8 @@ def _module_paths(node: Node) -> set[str]:
 
 
 def _plan(gm: GraphModule, options: BlockBucketingOptions) -> list[list[str]]:
-    """The buckets of the options, or else the model's: each a list of module paths."""
-    buckets = options.buckets or facts_of(gm).buckets
+    """The buckets of the options, or else the model's, or its blocks: each a list of module paths."""
+    buckets = options.buckets or facts_of(gm).buckets or blocks_of(gm)
     return [[bucket] if isinstance(bucket, str) else list(bucket) for bucket in buckets]
 
 
@@ -133,14 +134,15 @@ def _refuse_overlap(plan: list[list[str]]) -> None:
 def transformer_block_bucketing(
     gm: GraphModule, example_inputs: list[Any], *, options: BlockBucketingOptions
 ) -> GraphModule:
-    """Bucket by module: `buckets` are module paths, or lists of them; by default the model's blocks.
+    """Bucket by module: `buckets` are module paths, or lists of them; by default the units that the model was authored
+    with, or else its outermost modules with a number, such as `blocks.0`.
 
     All-gathers move to a process group of their own first, so that they can overlap with reduce-scatters.
     """
     plan = _plan(gm, options)
     if not plan:
         raise WorkbenchError(
-            "transformer_block_bucketing: the model names no blocks: state options.buckets"
+            "transformer_block_bucketing: no module path has a number: state options.buckets"
         )
     _refuse_overlap(plan)
     if options.separate_gather_group:

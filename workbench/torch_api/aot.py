@@ -28,6 +28,7 @@ from torch._dynamo.utils import CleanupHook
 from torch._functorch._aot_autograd import descriptors
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._guards import TracingContext, tracing
+from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensorConverter
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.graph import _BoxedCodeGen
@@ -49,6 +50,7 @@ def capture_settings() -> Iterator[None]:
     with (
         torch._dynamo.config.patch(fake_tensor_cache_enabled=False),
         torch.fx.traceback.preserve_node_meta(),
+        mock.patch.object(fake_tensor.log, "disabled", True),  # or it shows the stack of each refusal
         cpu_backward(),
     ):
         yield

@@ -56,6 +56,11 @@ def block_of(node: torch.fx.Node) -> str:
     return match[0] if match else ""
 
 
+def blocks_of(gm: torch.fx.GraphModule) -> list[str]:
+    """The blocks of all nodes, in the order of the graph."""
+    return [block for block in dict.fromkeys(map(block_of, gm.graph.nodes)) if block]
+
+
 @functools.cache
 def _kind(target: Any) -> str:
     name = op_name(target)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch.distributed as dist
 from torch import SymInt
 from torch.distributed.tensor import DTensor
 
@@ -16,6 +17,7 @@ from workbench.errors import WorkbenchError
 from workbench.graph.capture import authored_facts, settle
 from workbench.graph.facts import GraphFacts, Known, set_facts
 from workbench.graph.partition import Partitioned
+from workbench.graph.read.collectives import list_collectives
 from workbench.lab.compile_backend.torch_api import JointFromCompile, through_autograd
 from workbench.pipeline.report import memory_of
 from workbench.pipeline.report_text import memory_changes, said, unchecked, verdict_grid
@@ -38,6 +40,10 @@ from workbench.torch_api.supported import require_compiler
 
 LATER = (Stage.PARTITIONED, Stage.LOWERING)
 """No replays: torch.compile may compile again, and drop what was recorded. No whole step: it hands over two graphs."""
+OUTSIDE = (
+    "FSDP2's hooks, and DDP's, communicate outside of the graph, where no pass sees it: call workbench.adopt(model) "
+    "before torch.compile"
+)
 NOT_RUN = "no graph is run while torch.compile compiles: compare with eager, or run a recipe at level full"
 
 
@@ -152,6 +158,9 @@ class Backend:
                     for text in (*reasons, *memory_changes(memory_of(record)))
                 ]
             lines.append(f"  all ranks: {graph.schedule}")
+            ranks = dist.get_world_size() if dist.is_initialized() else 1
+            if ranks > 1 and not any(map(list_collectives, graph.pair.graphs)):
+                lines.append(f"  no collective here, on {ranks} ranks: {OUTSIDE}")
         every = [record.verdicts for record in self.records]
         missing = unchecked(every, [graph.schedule for graph in self.graphs], NOT_RUN)
         return "\n".join(

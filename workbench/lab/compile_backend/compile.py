@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import inspect
 import warnings
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 import torch
@@ -18,13 +18,14 @@ from torch.distributed.tensor import DTensor
 from workbench.authoring.authored import Authored
 from workbench.checks.record import PassRecord
 from workbench.errors import WorkbenchError, no_exit
+from workbench.graph.input_check import InputCheck
 from workbench.passes.registry import find_pass
 from workbench.pipeline.build import Built, Clock, build_authored, require_machine
 from workbench.pipeline.machine import machine, versions
 from workbench.pipeline.progress import Progress, telling
 from workbench.pipeline.report import PassRow, Report
 from workbench.pipeline.roofline import Roofline
-from workbench.pipeline.run_passes import JOINT, Level, choose
+from workbench.pipeline.run_passes import Level, choose
 from workbench.pipeline.stages import PairStep
 from workbench.pipeline.train import apart
 from workbench.recipe.contracts import Stage, check_passes
@@ -36,8 +37,6 @@ from workbench.torch_api.tree import tree_leaves
 from workbench.world.mesh import AXES, World
 
 Passes = Sequence[PassSpec | str | Mapping[str, Any]]
-Keywords = tuple[list[str], dict[str, Any]]
-"""The names of the arguments that are given by keyword, and keyword arguments that are the same in each call."""
 SHAPE = "shape"
 APART = "leave optimizer= out, and call its step() in your loop"
 
@@ -77,31 +76,44 @@ def compile(
     where = f"workbench.compile of {name}"
     _require_mode(level, where)
     authored = _authored(model, where)
-    keywords, batch = _arguments(model, example, where)
+    call, batch = _call(model, example, where)
     _require_device(batch, authored.world.device, where)
-    later = [stage for stage in Stage if stage is not Stage.JOINT]
-    if optimizer is None:
-        later.remove(Stage.STEP)
     recipe = Recipe.model_construct(
         name=name,
         model=ModelSpec.model_construct(family=name, flavor="as it is"),
         mesh=MeshSpec.model_validate({a: n for a, n in authored.axes.items() if a in AXES}),
-        joint_passes=_specs(joint_passes, JOINT, f"{where}, joint_passes=,"),
-        passes=_specs(passes, later, f"{where}, passes=,"),
+        joint_passes=_specs(joint_passes, f"{where}, joint_passes=,"),
+        passes=_specs(passes, f"{where}, passes=,"),
         training=TrainingSpec(clip=clip),
     )
     _require_passes(recipe, authored.world, optimizer is None, where)
     kind = _kind(optimizer, clip, where)
     authored = replace(
         authored,
-        module=_by_position(model, len(batch) - len(keywords[0]), *keywords, where),
+        module=_by_position(model, call, where),
         batch=lambda: batch,
         recipe=None if optimizer is None else recipe,
     )
-    rank = authored.world.rank
-    with torch.enable_grad(), telling(rank == 0 and progress) as tell:
-        built = build_authored(recipe, authored, kind, level=level, clock=Clock(tell))
-    return UserStep(model, recipe, built, level, keywords, where)
+    device, rank = authored.world.device.type, authored.world.rank
+    dtype, enabled = torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)
+    # or the second of two steps under one autocast would read the weights of the first
+    uncached = torch.autocast(device, dtype, enabled, cache_enabled=False)
+    with torch.enable_grad(), uncached, telling(rank == 0 and progress) as tell:
+        try:
+            built = build_authored(recipe, authored, kind, level=level, clock=Clock(tell))
+        except WorkbenchError as error:  # another capture is none to choose here
+            raise WorkbenchError(str(error).partition(", or try capture")[0]) from error
+    built.step.pair.inputs = replace(built.step.pair.inputs, names=call.names)
+    return UserStep(model, recipe, built, level, call, where)
+
+
+@dataclass(frozen=True)
+class Call:
+    """How a forward is called: names of its arguments, how many come by position, and keywords that never change."""
+
+    names: list[str]
+    positional: int
+    fixed: dict[str, Any]
 
 
 class UserStep:
@@ -118,12 +130,11 @@ class UserStep:
         recipe: Recipe,
         built: Built,
         level: Level,
-        keywords: Keywords,
+        call: Call,
         where: str,
     ) -> None:
         self.model, self.built, self.level = model, built, level
-        self._recipe, self._where = recipe, where
-        self._keywords, self._fixed = keywords
+        self._recipe, self._call, self._where = recipe, call, where
         self._modules, self._parameters = dict(model.named_modules()), dict(model.named_parameters())
         self._told: set[str] = set()
         self._captured = self._settings()
@@ -160,19 +171,18 @@ class UserStep:
             self._told.add(kind)
             warnings.warn(f"{self._where}: {reason}: the model itself runs", stacklevel=2)
         if self.built.step.optimizer is None:
-            return self.model(*args, **keywords, **self._fixed)
+            return self.model(*args, **keywords, **self._call.fixed)
         if kind != SHAPE:
             raise WorkbenchError(f"{self._where}: {reason}, and this step trains: call the model itself")
         return self._eager_update(batch)
 
     def _batch(self, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> tuple[Any, ...]:
         """The values by position, as the example had them."""
-        names = self.built.step.pair.inputs.names
-        by_name = names[len(args):]
-        if len(args) > len(names) - len(self._keywords) or set(by_name) != set(keywords):
+        by_name = self._call.names[len(args):]
+        if len(args) > self._call.positional or set(by_name) != set(keywords):
             by_keyword = f" and {', '.join(keywords)} by keyword" if keywords else ""
             raise WorkbenchError(
-                f"{self._where}: the step takes {', '.join(names)}, as the example, and was called with "
+                f"{self._where}: the step takes {', '.join(self._call.names)}, as the example, and was called with "
                 f"{counted(len(args), 'argument')} by position{by_keyword}"
             )
         return (*args, *(keywords[name] for name in by_name))
@@ -247,27 +257,11 @@ def _authored(model: nn.Module, where: str) -> Authored:
     if device.type not in ("cpu", "cuda"):
         raise WorkbenchError(f"{where}: its parameters are on {device}: move it to a CPU or a CUDA device first")
     world = World("nccl" if device.type == "cuda" else "gloo", 1, 0, device)
-    return Authored(model, world, None, [*blocks_of(model)], {})
+    return Authored(model, world, None, [], {})
 
 
-def blocks_of(model: nn.Module) -> list[str]:
-    """Paths of the model's repeated units: the items of its longest lists of modules, those inside of others left out.
-
-    A Sequential counts where its items are of one class.
-    """
-    lists: dict[str, list[str]] = {}
-    for path, part in model.named_modules():
-        within = any(not other or path.startswith(f"{other}.") for other in lists)
-        if within or not isinstance(part, nn.ModuleList | nn.Sequential):
-            continue
-        if isinstance(part, nn.ModuleList) or len(set(map(type, part))) == 1:
-            lists[path] = [f"{path}.{name}".lstrip(".") for name, _ in part.named_children()]
-    longest = max(map(len, lists.values()), default=0)
-    return [block for blocks in lists.values() if len(blocks) == longest for block in blocks]
-
-
-def _arguments(model: nn.Module, example: Any, where: str) -> tuple[Keywords, tuple[Any, ...]]:
-    """What the example gives by keyword, and all of its values in order. WorkbenchError where the forward differs."""
+def _call(model: nn.Module, example: Any, where: str) -> tuple[Call, tuple[Any, ...]]:
+    """How the example is given, and its values in order. WorkbenchError where it does not fit the forward."""
     positional: tuple[Any, ...] = ()
     named: dict[str, Any] = {}
     if isinstance(example, Mapping):
@@ -290,27 +284,22 @@ def _arguments(model: nn.Module, example: Any, where: str) -> tuple[Keywords, tu
     fixed: dict[str, Any] = {}
     if "use_cache" in signature.parameters and "use_cache" not in bound.arguments:
         fixed["use_cache"] = False
-    return (list(named), fixed), (*positional, *named.values())
+    names = InputCheck.of(positional, model.forward).names
+    return Call([*names, *named], len(names), fixed), (*positional, *named.values())
 
 
-def _by_position(model: nn.Module, count: int, names: list[str], fixed: dict[str, Any], where: str) -> nn.Module:
-    """The model, or where it takes keywords a module on the same parameters and children that takes all by position.
-
-    count: arguments before those of `names`.
-    """
-    if not names and not fixed:
+def _by_position(model: nn.Module, call: Call, where: str) -> nn.Module:
+    """The model, or where it takes keywords a module on the same parameters and children that takes all by position."""
+    count, kind = call.positional, type(model)
+    if count == len(call.names) and not call.fixed:
         return model
     if "forward" in vars(model):
         raise WorkbenchError(f"{where}: its forward was replaced on the object: give the example as a tuple")
-    kind = type(model)
 
     def forward(self: Any, *values: Any) -> Any:
-        keywords = dict(zip(names, values[count:], strict=True))
-        return kind.forward(self, *values[:count], **keywords, **fixed)
+        keywords = dict(zip(call.names[count:], values[count:], strict=True))
+        return kind.forward(self, *values[:count], **keywords, **call.fixed)
 
-    parameters = [*inspect.signature(model.forward).parameters][:count] + names
-    listed = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in ("self", *parameters)]
-    forward.__signature__ = inspect.Signature(listed)  # type: ignore[attr-defined]
     module = copy.copy(model)
     module.__class__ = type(kind.__name__, (kind,), {"__module__": kind.__module__, "forward": forward})
     return module
@@ -322,10 +311,10 @@ def _require_device(batch: tuple[Any, ...], device: torch.device, where: str) ->
             raise WorkbenchError(f"{where}: example= has a tensor on {leaf.device}, and the model is on {device}")
 
 
-def _specs(specs: Passes, stages: Collection[Stage], where: str) -> tuple[PassSpec, ...]:
+def _specs(specs: Passes, where: str) -> tuple[PassSpec, ...]:
     names = listed(specs, where)
     for spec in names:
-        choose(spec, stages, where)
+        choose(spec, tuple(Stage), where)
     return tuple(PassSpec.model_validate(spec) for spec in names)
 
 
@@ -334,8 +323,11 @@ def _require_passes(recipe: Recipe, world: World, apart: bool, where: str) -> No
     names = [[spec.name for spec in specs] for specs in (recipe.joint_passes, recipe.passes)]
     problems = check_passes(*names)
     for name in recipe.pass_names:
-        if "pair" in find_pass(name).contract.needs and not apart:
-            problems.append(f"pass {name!r} needs forward and backward apart: {APART}, or drop the pass")
+        contract = find_pass(name).contract
+        if "pair" in contract.needs and not apart:
+            problems.append(f"pass {name!r} needs forward and backward apart: {APART}, or drop it")
+        if contract.stage is Stage.STEP and apart:
+            problems.append(f"pass {name!r} runs on the whole step: give optimizer=, or drop it")
     if problems:
         raise WorkbenchError(f"{where}: {'; '.join(problems)}")
     require_machine(recipe, world.kind, where)
