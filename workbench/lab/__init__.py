@@ -5,7 +5,7 @@
     bisect                 the first pass that fails a check, and its first wrong node; `workbench bisect`
     calibration            measure this machine, for simulated timelines of it; `workbench calibrate`
     chunked_loss           output layer and cross entropy in pieces of the tokens
-    compile_backend        passes in the user's own loop: `as_backend`, `compile`
+    compile_backend        passes under `torch.compile`: `as_backend`
     float8                 products of linear layers multiply float8
     graph_passes           passes in other compilers' lists, such as torchtitan's: `as_graph_pass`
     inside_inductor        what Inductor does below the graph: its passes, kernels, memory; `workbench explain`
@@ -14,6 +14,7 @@
     schedule               whether all ranks would launch the same collectives; `workbench schedule`
     traced_capture         forward, loss and gradients traced by make_fx
     traces                 what a torch.profiler trace shows of communication; `workbench order`
+    user_step              a step of the user's own module, for the user's own loop: `compile`
     weights                weights of Hugging Face, and checkpoints of training
     whole_step             forward, backward, clipping and AdamW in one graph, and clipping inside its update
 
