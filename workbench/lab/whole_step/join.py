@@ -31,7 +31,7 @@ from workbench.torch_api import aot
 from workbench.torch_api.distributed.adamw import FUSED, STATE, scalar_dtype
 from workbench.torch_api.inductor import lowering
 
-PAIR = 'keep the optimizer apart: set training.step to "pair", or leave out optimizer='
+PAIR = 'set training.step to "pair", or leave out optimizer= of workbench.compile'
 
 
 @dataclass(frozen=True)

@@ -102,7 +102,8 @@ def _eager_loop(step: Step, batch: Sequence[Any]) -> Results:
     """What a step of the eager loop leaves, from copies of the optimizer's states."""
     names = [name for name, _ in step.module.named_parameters()]
     assert step.optimizer is not None
-    optimizer = type(step.optimizer)([dict(group) for group in step.optimizer.param_groups])
+    kind: Any = type(step.optimizer)
+    optimizer = kind([dict(group) for group in step.optimizer.param_groups])
     for parameter, state in step.optimizer.state.items():
         optimizer.state[parameter] = {key: value.detach().clone() for key, value in state.items()}
     with restoring_module(step.module, names), seeded(0), torch.enable_grad():

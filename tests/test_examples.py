@@ -1,0 +1,30 @@
+"""Each example is short, and ends in status 0 only if what it shows is true."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def status_of(source: str) -> int:
+    """The exit status of a program, run here as the main module."""
+    with pytest.raises(SystemExit) as end:
+        exec(compile(source, "example.py", "exec"), {"__name__": "__main__"})
+    return int(end.value.code or 0)
+
+
+def test_each_example_is_under_sixty_lines():
+    lines = {path.name: len(path.read_text().splitlines()) for path in EXAMPLES.glob("*.py")}
+    assert lines and {name: count for name, count in lines.items() if count >= 60} == {}
+
+
+@pytest.mark.integration
+def test_one_gpu():
+    source = (EXAMPLES / "one_gpu.py").read_text()
+    assert status_of(source) == 0
+    light = source.replace("joint_passes=joint_passes, passes=passes", 'level="light"')
+    wrong = light.replace("eager(*batch)", "1.01 * eager(*batch)")
+    assert light != source and wrong != light and status_of(wrong) == 1
