@@ -38,7 +38,7 @@ from workbench.torch_api.ops import (
     keep_expected_sizes,
     reads_shape,
 )
-from workbench.torch_api.refusals import refusing_none_gradients
+from workbench.torch_api.refusals import refusing_none_gradients, unknown_result, without_results
 from workbench.torch_api.tree import tree_leaves
 
 
@@ -200,9 +200,9 @@ def by_aot_autograd(authored: Authored, args: tuple[Any, ...], decompositions: A
     except WorkbenchError:
         raise
     except Exception as error:
-        if aot.without_results(error):
+        if without_results(error):
             raise WorkbenchError(f"{named(authored)}: {NO_TENSOR}") from None
-        if kind := aot.unknown_result(error):
+        if kind := unknown_result(error):
             raise WorkbenchError(
                 f"{named(authored)}: its forward returns a {kind}, in which torch finds no tensors: "
                 "return them in tuples, lists, dicts or dataclasses"

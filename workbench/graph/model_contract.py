@@ -17,10 +17,9 @@ from workbench.errors import WorkbenchError
 from workbench.graph.read.nodes import described
 from workbench.recipe.hooks import hook_of, values_of
 from workbench.recipe.wording import few
-from workbench.torch_api import aot
 from workbench.torch_api.module_paths import module_path
 from workbench.torch_api.ops import storage_key
-from workbench.torch_api.refusals import is_users, place, reason, refused_module
+from workbench.torch_api.refusals import is_users, kind_of_result, place, reason, refused_module
 
 NO_TENSOR = "its forward returns no tensor: return the mean loss, a scalar tensor"
 
@@ -133,7 +132,7 @@ def _of_results(authored: Authored, graph: GraphModule, args: tuple[Any, ...]) -
     assert isinstance(results, Sequence)
     nodes = [node for node in results if isinstance(node, Node)]
     values = [_value(node) for node in nodes]
-    kind = aot.kind_of_result(graph, values, args) if values else ""
+    kind = kind_of_result(graph, values, args) if values else ""
     if not values:
         yield NO_TENSOR
     elif authored.recipe is not None:

@@ -123,13 +123,8 @@ def build(
 
 
 def build_authored(
-    recipe: Recipe,
-    authored: Authored,
-    kind: PairStep,
-    *,
-    level: Level,
-    clock: Clock,
-    captured: Callable[[JointGraph], None] | None = None,
+    recipe: Recipe, authored: Authored, kind: PairStep, *,
+    level: Level, clock: Clock, captured: Callable[[JointGraph], None] | None = None,
 ) -> Built:
     """The same from an authored module on, whose step is of this kind: passes without effect are not refused."""
     # the backward refuses to run under another setting
@@ -146,11 +141,7 @@ def build_authored(
 
 @uncollected()
 def _build(
-    recipe: Recipe,
-    authored: Authored,
-    kind: PairStep,
-    clock: Clock,
-    note: Callable[[JointGraph], None] | None,
+    recipe: Recipe, authored: Authored, kind: PairStep, clock: Clock, note: Callable[[JointGraph], None] | None
 ) -> Built:
     with clock("capture"):
         joint = capture_joint(recipe, authored, kind)

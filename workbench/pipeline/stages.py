@@ -63,9 +63,7 @@ def step_kind(recipe: Recipe) -> PairStep:
     return kind
 
 
-def capture_joint(
-    recipe: Recipe, authored: Authored, kind: PairStep | None = None
-) -> JointGraph:
+def capture_joint(recipe: Recipe, authored: Authored, kind: PairStep | None = None) -> JointGraph:
     """The joint graph as the recipe's first pass receives it."""
     (kind or step_kind(recipe)).require(authored)
     table = capture_decompositions(recipe.joint_passes)

@@ -15,14 +15,12 @@ import logging
 import re
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import is_dataclass
 from typing import Any
 from unittest import mock
 
 import torch
 import torch._dynamo.config
 import torch._dynamo.functional_export
-import torch.export
 import torch.fx.traceback
 from torch._dynamo.utils import CleanupHook
 from torch._functorch._aot_autograd import descriptors
@@ -36,7 +34,6 @@ from torch.fx.graph import _BoxedCodeGen
 from workbench.torch_api.distributed.fake import cached
 from workbench.torch_api.flex import cpu_backward
 from workbench.torch_api.restoring import same_tensors
-from workbench.torch_api.tree import tree_leaves
 
 Graph = torch.fx.GraphModule
 
@@ -68,21 +65,17 @@ def dynamo_capture(
     """
     capture: Callable[..., Any] = torch._dynamo.functional_export.dynamo_graph_capture_for_export
     torch._dynamo.reset()
-    with (
-        _removed_globals(contexts),
-        _unknown_items(),
-        torch._dynamo.config.patch({_IGNORED: set(filter(callable, vars(logging.Logger).values()))}),
-        warnings.catch_warnings(record=True) as log,
-    ):
+    without_log = torch._dynamo.config.patch({_LOG: set(filter(callable, vars(logging.Logger).values()))})
+    with without_log, _removed_globals(contexts), _unknown_items(), warnings.catch_warnings(record=True) as log:
         warnings.simplefilter("always")
         graph: Graph = capture(module)(*args)
     graph.meta["side_effects"] = _side_effects(log)
     return graph
 
 
-_IGNORED = "ignore_logging_functions"
-if not hasattr(torch._dynamo.config, _IGNORED):  # its name in torch 2.11
-    _IGNORED = "ignore_logger_methods"
+_LOG = "ignore_logging_functions"
+if not hasattr(torch._dynamo.config, _LOG):  # its name before
+    _LOG = "ignore_logger_methods"
 
 
 @contextlib.contextmanager
@@ -142,31 +135,6 @@ def _removed_globals(contexts: contextlib.ExitStack) -> Iterator[None]:
 def _remove_global(hook: CleanupHook) -> None:
     if hook.name in hook.scope:  # Dynamo has removed those of a failed attempt
         hook()
-
-
-def without_results(error: Exception) -> bool:
-    """Whether the error means that the module returns no tensor: Dynamo then writes `(,)`, a syntax error."""
-    return isinstance(error, SyntaxError) and str(error.filename).startswith("<eval_with_key")
-
-
-def unknown_result(error: Exception) -> str:
-    """The class, if the error means that the module returns an object of a class that is no pytree to torch."""
-    match = re.match(r"Found <class '(?:.*\.)?(\w+)'> in output", str(error))
-    return match[1] if match else ""
-
-
-def kind_of_result(graph: Graph, values: list[Any], args: tuple[Any, ...]) -> str:
-    """The type of the captured module's result: "tensor", or the name of the class that holds its tensors.
-
-    Plain dataclasses in it are registered as torch.export asks: AOTAutograd then looks for the tensors in them.
-    """
-    # not in every torch
-    pack: Callable[..., Any] | None = getattr(graph, "_dynamo_bytecode_unflatten", None)
-    result = pack(tuple(values), args) if pack is not None else values[0] if len(values) == 1 else tuple(values)
-    while kinds := {type(leaf) for leaf in tree_leaves(result) if is_dataclass(leaf)}:
-        for kind in kinds:
-            torch.export.register_dataclass(kind)
-    return "tensor" if isinstance(result, torch.Tensor) else type(result).__name__
 
 
 class Contexts(contextlib.ExitStack):

@@ -8,14 +8,18 @@ from __future__ import annotations
 import re
 import traceback
 from contextlib import AbstractContextManager
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
 import torch._dynamo
+import torch.export
 from torch import nn
 from torch.autograd.function import FunctionCtx
+
+from workbench.torch_api.tree import tree_leaves
 
 _HERE = Path(__file__).parents[1]
 _NOT_USERS = (
@@ -68,6 +72,31 @@ def _holds(part: nn.Module, frame: Any) -> bool:
     code = getattr(type(part).forward, "__code__", None)
     return code is not None and code.co_filename == frame.filename and frame.lineno in {
         line for *_, line in code.co_lines()}
+
+
+def without_results(error: Exception) -> bool:
+    """Whether the error means that the module returns no tensor: Dynamo then writes `(,)`, a syntax error."""
+    return isinstance(error, SyntaxError) and str(error.filename).startswith("<eval_with_key")
+
+
+def unknown_result(error: Exception) -> str:
+    """The class, if the error means that the module returns an object of a class that is no pytree to torch."""
+    match = re.match(r"Found <class '(?:.*\.)?(\w+)'> in output", str(error))
+    return match[1] if match else ""
+
+
+def kind_of_result(graph: Any, values: list[Any], args: tuple[Any, ...]) -> str:
+    """The type of the captured module's result: "tensor", or the name of the class that holds its tensors.
+
+    Plain dataclasses in it are registered as torch.export asks: AOTAutograd then looks for the tensors in them.
+    """
+    # not in every torch
+    pack = getattr(graph, "_dynamo_bytecode_unflatten", None)
+    result = pack(tuple(values), args) if pack is not None else values[0] if len(values) == 1 else tuple(values)
+    while kinds := {type(leaf) for leaf in tree_leaves(result) if is_dataclass(leaf)}:
+        for kind in kinds:
+            torch.export.register_dataclass(kind)
+    return "tensor" if isinstance(result, torch.Tensor) else type(result).__name__
 
 
 def refusing_none_gradients() -> AbstractContextManager[Any]:

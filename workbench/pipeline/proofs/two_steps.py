@@ -151,8 +151,7 @@ def differentiate(result: Any) -> Results:
 
 def one_step(module: nn.Module, function: Callable[..., Any], batch: tuple[Any, ...], seed: int,
              written: Collection[str]) -> Results:
-    """Outputs and gradients on this rank, and all buffers and the parameters of `written` as the step leaves them;
-    cloned.
+    """Outputs and gradients, and all buffers and the parameters of `written` as the step leaves them; cloned.
 
     function: the module, or its compiled step. The gradients stay in the parameters.
     """
