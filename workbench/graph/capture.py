@@ -31,13 +31,7 @@ from workbench.recipe.hooks import hook_of
 from workbench.recipe.wording import counted
 from workbench.torch_api import aot
 from workbench.torch_api.determinism import deterministic
-from workbench.torch_api.ops import (
-    calls_of,
-    collective_kind,
-    is_wait,
-    keep_expected_sizes,
-    reads_shape,
-)
+from workbench.torch_api.ops import calls_of, collective_kind, is_wait, keep_expected_sizes, reads_shape
 from workbench.torch_api.refusals import refusing_none_gradients, unknown_result, without_results
 from workbench.torch_api.tree import tree_leaves
 
@@ -157,11 +151,8 @@ def authored_facts(authored: Authored) -> GraphFacts:
 
 @no_exit()
 def capture(
-    authored: Authored,
-    *,
-    decompositions: dict[Any, Callable[..., Any]] | None = None,
-    batch: tuple[Any, ...] | None = None,
-    by: str = "joint",
+    authored: Authored, *, decompositions: dict[Any, Callable[..., Any]] | None = None,
+    batch: tuple[Any, ...] | None = None, by: str = "joint",
 ) -> JointGraph:
     """Trace one training step of `authored` on this rank, without running it.
 

@@ -22,14 +22,7 @@ from workbench.graph.facts import Known
 from workbench.graph.lower import Step
 from workbench.graph.partition import partition
 from workbench.pipeline.progress import Progress, telling
-from workbench.pipeline.run_passes import (
-    Level,
-    PassRecord,
-    choose,
-    each_no_effect,
-    run_joint,
-    saved_bytes,
-)
+from workbench.pipeline.run_passes import Level, PassRecord, choose, each_no_effect, run_joint, saved_bytes
 from workbench.pipeline.stages import PairStep, capture_joint, lower, run_later, step_kind
 from workbench.recipe.contracts import Stage
 from workbench.recipe.hooks import hook_of
@@ -96,11 +89,7 @@ def require_machine(recipe: Recipe, kind: str, where: str) -> None:
 
 
 def build(
-    recipe: Recipe,
-    world: World,
-    *,
-    level: Level = "light",
-    progress: Progress = True,
+    recipe: Recipe, world: World, *, level: Level = "light", progress: Progress = True,
     captured: Callable[[JointGraph], None] | None = None,
 ) -> Built:
     """Author, capture, transform, partition and compile `recipe` on this rank of `world`.
@@ -184,13 +173,8 @@ def refuse_no_effect(recipe: Recipe, ranks: Sequence[Mapping[str, str]]) -> None
     ranks: of each rank, its passes without effect, and why.
     """
     allowed = recipe.expect.no_effect
-    idle = [
-        f"{name}: {why}"
-        for name, why in ranks[0].items()
-        if name not in allowed and all(name in names for names in ranks)
-    ]
+    idle = [f"{name}: {why}" for name, why in ranks[0].items()
+            if name not in allowed and all(name in names for names in ranks)]
     if recipe.strict and idle:
-        listing = "; ".join(idle)
-        raise WorkbenchError(
-            f"recipe {recipe.name!r} is strict and these passes had no effect: {listing}"
-        )
+        problem = f"is strict and these passes had no effect: {'; '.join(idle)}"
+        raise WorkbenchError(f"recipe {recipe.name!r} {problem}")
