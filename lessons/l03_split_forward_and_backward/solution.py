@@ -8,13 +8,8 @@ def no_product_again() -> dict[str, bool]:
     return {"mm": False, "mm_1": False, "add": True, "silu": False}
 
 
-def longer_sequences(inside) -> int:
-    """Weights are as large as before; `inside` is what saved_tensors gives of the feed-forward."""
-    return sum(row.held_bytes * (1 if row.gathered else 4) for row in inside)
-
-
 def budget():
-    """All of the feed-forward but its products is computed again, its three gathers included."""
+    """All of the feed-forward but its matmuls is recomputed, its three gathers included."""
 
     def rule(node):
         return False if "feed_forward" in module_path(node) and kind_of(node) != "matmul" else None
