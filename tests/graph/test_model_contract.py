@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor, Replicate
 
 from workbench import ParallelPlan, WorkbenchError, author, author_module, capture, register_model
 from workbench.authoring.simple_fsdp import Precision
@@ -97,6 +98,21 @@ def test_a_module_without_a_recipe_may_return_what_its_caller_differentiates(fak
     module = Net(lambda body, x: (mean(body, x), x))
     module.body["embed"].requires_grad_(False)  # some are frozen, and not all
     assert partition(capture(authored(module, fake4))).backward.graph.nodes
+
+
+def test_a_dtensor_on_a_mesh_that_no_parameter_has_is_refused(fake4: Any) -> None:
+    def returning(*meshes: Any) -> Any:
+        def give(body: Any, x: torch.Tensor) -> DTensor:
+            return DTensor.from_local(body["head"](x), mesh, [Replicate()] * mesh.ndim)
+
+        model = authored(Net(give), fake4)
+        mesh, *_ = *meshes, next(model.module.parameters()).device_mesh
+        return capture(model)
+
+    assert partition(returning()).backward.graph.nodes
+    assert refused(lambda: returning(fake4.mesh_of({"dp_replicate": 2, "dp_shard": 2}))) == (
+        "model Net: its forward returns a DTensor on a mesh that no parameter has: return its to_local() or its "
+        "full_tensor()")
 
 
 def test_a_model_of_half_precision_does_not_become_another_in_silence(fake4: Any) -> None:

@@ -23,6 +23,7 @@ from workbench.graph.model_contract import (
     named,
     not_captured,
     refusing_inference_tensors,
+    require_known_meshes,
     require_trainable,
 )
 from workbench.graph.read.nodes import may_differ
@@ -188,6 +189,7 @@ def by_aot_autograd(authored: Authored, args: tuple[Any, ...], decompositions: A
             graph = aot.dynamo_capture(contexts, authored.module, args)
             require_trainable(authored, graph, args)
             export = aot.export_joint(contexts, graph, args, decompositions)
+            require_known_meshes(authored, export.graph_module)
     except WorkbenchError:
         raise
     except Exception as error:

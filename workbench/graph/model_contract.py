@@ -17,9 +17,11 @@ from workbench.errors import WorkbenchError
 from workbench.graph.read.nodes import described
 from workbench.recipe.hooks import hook_of, values_of
 from workbench.recipe.wording import few
+from workbench.torch_api import aot
 from workbench.torch_api.module_paths import module_path
 from workbench.torch_api.ops import storage_key
 from workbench.torch_api.refusals import is_users, kind_of_result, place, reason, refused_module
+from workbench.torch_api.tree import tree_leaves
 
 NO_TENSOR = "its forward returns no tensor: return the mean loss, a scalar tensor"
 
@@ -36,6 +38,17 @@ def require_trainable(authored: Authored, graph: GraphModule, args: tuple[Any, .
     )
     if problem := next(problems, ""):
         raise WorkbenchError(f"{named(authored)}: {problem}")
+
+
+def require_known_meshes(authored: Authored, joint: GraphModule) -> None:
+    """Raise WorkbenchError for a result on a mesh that no input has: torch would take that of the tangent."""
+    output = joint.graph.output_node()
+    for node, desc in zip(*map(tree_leaves, (output.args[0], output.meta["desc"])), strict=True):
+        if isinstance(node, Node) and aot.is_tangent(node) and not desc.is_grad():
+            raise WorkbenchError(
+                f"{named(authored)}: its forward returns a DTensor on a mesh that no parameter has: return its "
+                "to_local() or its full_tensor()"
+            )
 
 
 def require_parameters(authored: Authored) -> None:
