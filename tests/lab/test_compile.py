@@ -149,6 +149,8 @@ def test_keywords_are_called_as_keywords_and_a_cache_is_not_asked_for():
     other = {name: value[:3] for name, value in inputs.items()}
     with pytest.warns(UserWarning, match="the shape of x is"):
         assert torch.equal(step(**other)["loss"], eager(**other, use_cache=False)["loss"])
+    same = compiled(model, {"x": inputs["x"], "y": inputs["x"]}, level="full")  # one tensor for both
+    assert same.report.ok and torch.equal(same(**inputs)["loss"], theirs["loss"])
     positional = compiled(model, tuple(inputs.values()))
     assert torch.equal(positional(inputs["x"], y=inputs["y"])["loss"], theirs["loss"])
 
@@ -285,3 +287,28 @@ def test_a_model_under_fully_shard_that_is_not_adopted_is_refused():
             compiled(model, (X, Y))
     finally:
         dist.destroy_process_group()
+
+
+@pytest.mark.integration
+def test_a_transformers_model_with_labels_and_dropout_as_it_is():
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    model = GPT2LMHeadModel(GPT2Config(
+        vocab_size=64, n_positions=32, n_embd=16, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0)).train()
+    tokens = torch.randint(64, (2, 16))
+    inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), "labels": tokens}
+    with warnings.catch_warnings(record=True) as log:
+        warnings.simplefilter("always")
+        step = compiled(model, inputs, level="full", **PASSES)
+    told = [str(warning.message) for warning in log]
+    assert len(told) == len(set(told))
+    assert step.report.ok and step.records[0].verdict("effect").evidence["layers"] == 2
+    results = []
+    for function in (step, model):
+        torch.manual_seed(1)
+        output = function(**inputs)
+        output.loss.backward()
+        results.append((type(output), output.loss, output.logits, model.transformer.h[0].mlp.c_fc.weight.grad.clone()))
+        model.zero_grad()
+    (ours, *values), (theirs, *expected) = results
+    assert ours is theirs and all(map(torch.equal, values, expected))

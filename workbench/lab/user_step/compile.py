@@ -285,7 +285,12 @@ def _call(model: nn.Module, example: Any, where: str) -> tuple[Call, tuple[Any, 
     if "use_cache" in signature.parameters and "use_cache" not in bound.arguments:
         fixed["use_cache"] = False
     names = InputCheck.of(positional, model.forward).names
-    return Call([*names, *named], len(names), fixed), (*positional, *named.values())
+    batch: list[Any] = []
+    for value in (*positional, *named.values()):
+        # one tensor for two arguments, as tokens are their own labels, would be one input of the graph
+        twice = isinstance(value, torch.Tensor) and any(value is other for other in batch)
+        batch.append(value.clone() if twice else value)
+    return Call([*names, *named], len(names), fixed), tuple(batch)
 
 
 def _by_position(model: nn.Module, call: Call, where: str) -> nn.Module:

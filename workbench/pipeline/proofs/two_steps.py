@@ -155,10 +155,9 @@ def one_step(module: nn.Module, function: Callable[..., Any], batch: tuple[Any, 
 
     function: the module, or its compiled step. The gradients stay in the parameters.
     """
+    clones = {id(value): value.clone() for value in batch if isinstance(value, torch.Tensor)}
     with seeded(seed):
-        named = differentiate(function(
-            *(value.clone() if isinstance(value, torch.Tensor) else value for value in batch)
-        ))
+        named = differentiate(function(*(clones.get(id(value), value) for value in batch)))
     for name, parameter in module.named_parameters():
         if parameter.grad is not None:
             named[f"gradient of {name}"] = parameter.grad
