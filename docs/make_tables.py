@@ -28,7 +28,7 @@ from workbench.recipe.wording import mesh_text  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
 PAGES = sorted((ROOT / "docs" / "measurements").glob("*.md"))
-DOCUMENTS = ["README.md", "docs/results.md", *(f"docs/measurements/{path.name}" for path in PAGES)]
+DOCUMENTS = ["README.md", "docs/course.md", "docs/results.md", *(f"docs/measurements/{path.name}" for path in PAGES)]
 
 Line = dict[str, Any]
 
@@ -531,7 +531,7 @@ def lessons() -> str:
     rows = []
     for path in sorted((ROOT / "lessons").glob("l*/lesson.toml")):
         lesson = load_lesson(path)
-        link = f"[{lesson.name[:2]} {lesson.title}](notebooks/{lesson.name}.ipynb)"
+        link = f"[{lesson.name[:2]} {lesson.title}](../notebooks/{lesson.name}.ipynb)"
         rows.append([link, lesson.question, f"{lesson.minutes} min"])
     return table(["lesson", "question", "time"], rows)
 

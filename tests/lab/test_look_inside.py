@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import linecache
-import re
-import runpy
 from pathlib import Path
 
 import pytest
@@ -110,16 +108,6 @@ def test_parts_and_why_not(monkeypatch, two):
     parts = look_inside(two, X, config=config).parts
     assert [(p.recorded, p.why_not) for p in parts] == [(True, ()), (False, ("copies",)), (True, ())]
     assert [len(p.steps) for p in parts] == [2, 1, 5]
-
-
-def test_the_page_shows_what_its_example_prints(capsys, tmp_path):
-    page = (Path(__file__).parents[2] / "docs/lab/inside_inductor.md").read_text()
-    (code,), (output,) = (re.findall(rf"^```{kind}\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
-                          for kind in ("python", "text"))
-    script = tmp_path / "example.py"  # source lines come from a file
-    script.write_text(code)
-    runpy.run_path(str(script))
-    assert capsys.readouterr().out == output
 
 
 # What Inductor's passes are seen to do: a user's pass appears, and one that is switched off does not.

@@ -203,7 +203,7 @@ def _plain_step(
         )
         loss = torch.func.functional_call(authored.plain, leaves | state, inputs)
         (loss / len(batches)).backward()
-        losses[key] = float(loss)
+        losses[key] = loss.item()
     return losses, {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
 
 
