@@ -10,6 +10,7 @@
     lower             partitioned pair to a step that a training loop calls
     make_nodes        add nodes with their fake values
     model_contract    what a model must be to be captured
+    pair_function     a forward and a backward without torch's wrapper as one function
     partition         joint graph to forward and backward
     patterns          find nodes, replace subgraphs
     read              what a graph holds, moves, costs and keeps

@@ -17,7 +17,6 @@ from workbench.errors import UnusableGraph, WorkbenchError, no_exit
 from workbench.graph.facts import GraphFacts, Known, set_facts
 from workbench.graph.input_check import InputCheck
 from workbench.graph.model_contract import (
-    NO_TENSOR,
     NotCaptured,
     by_another,
     named,
@@ -32,8 +31,9 @@ from workbench.recipe.hooks import hook_of
 from workbench.recipe.wording import counted
 from workbench.torch_api import aot
 from workbench.torch_api.determinism import deterministic
+from workbench.torch_api.forked_joint import fork_joint
 from workbench.torch_api.ops import calls_of, collective_kind, is_wait, keep_expected_sizes, reads_shape
-from workbench.torch_api.refusals import refusing_none_gradients, unknown_result, without_results
+from workbench.torch_api.refusals import refusing_none_gradients
 from workbench.torch_api.tree import tree_leaves
 
 
@@ -108,7 +108,7 @@ class JointGraph:
         Both hold the same `graph` until one is given another; passes and `partition` leave the one they got as it is.
         """
         self.require_open()
-        export = aot.fork_joint(self.export) if self.cut is None else copy.copy(self.export)
+        export = fork_joint(self.export) if self.cut is None else copy.copy(self.export)
         return replace(self, export=export, known=self.known.fork())
 
     def close(self) -> None:
@@ -193,13 +193,6 @@ def by_aot_autograd(authored: Authored, args: tuple[Any, ...], decompositions: A
     except WorkbenchError:
         raise
     except Exception as error:
-        if without_results(error):
-            raise WorkbenchError(f"{named(authored)}: {NO_TENSOR}") from None
-        if kind := unknown_result(error):
-            raise WorkbenchError(
-                f"{named(authored)}: its forward returns a {kind}, in which torch finds no tensors: "
-                "return them in tuples, lists, dicts or dataclasses"
-            ) from None
         raise not_captured(authored, error) from error
     context = graph.meta["tracing_context"]
     writes = aot.writes_inputs(context, len(tree_leaves(args)))

@@ -20,7 +20,15 @@ from workbench.recipe.wording import few
 from workbench.torch_api import aot
 from workbench.torch_api.module_paths import module_path
 from workbench.torch_api.ops import storage_key
-from workbench.torch_api.refusals import is_users, kind_of_result, place, reason, refused_module
+from workbench.torch_api.refusals import (
+    is_users,
+    kind_of_result,
+    place,
+    reason,
+    refused_module,
+    unknown_result,
+    without_results,
+)
 from workbench.torch_api.tree import tree_leaves
 
 NO_TENSOR = "its forward returns no tensor: return the mean loss, a scalar tensor"
@@ -72,6 +80,16 @@ class NotCaptured(WorkbenchError):
 
 def not_captured(authored: Authored, error: Exception) -> NotCaptured:
     """One sentence for what was raised while torch traced: the module, the line, the reason, and what to do."""
+    result = NO_TENSOR if without_results(error) else ""
+    if kind := unknown_result(error):
+        result = (
+            f"its forward returns a {kind}, in which torch finds no tensors: return them in tuples, lists, dicts or "
+            "dataclasses"
+        )
+    if result:
+        refusal = NotCaptured(f"{named(authored)}: {result}")
+        refusal.by_model = True
+        return refusal
     line = place(error)
     at = f" at {line}" if line else ""
     if is_users(error):

@@ -8,6 +8,7 @@ What one folder of the lab alone needs stands there, in its own `torch_api`.
     devices       devices that the cost model simulates; what a device lacks or holds outside its memory
     distributed   DTensor, process groups, gloo, NCCL's flight recorder
     flex          FlexAttention and block masks
+    forked_joint  a second handle on a capture
     garbage       pause Python's garbage collector
     inductor      lowering, kernels, regions, bucketing
     matcher       torch's subgraph matcher, strict and lax

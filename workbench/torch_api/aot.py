@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import copy
-import enum
 import inspect
 import logging
 import re
@@ -196,42 +194,6 @@ def writes_inputs(context: TracingContext, count: int) -> bool:
     """Whether the captured forward writes into one of the last `count` inputs in place: the batch."""
     metadata = context.fw_metadata
     return metadata is not None and any(info.mutates_data for info in metadata.input_info[-count:])
-
-
-def fork_joint(export: Any) -> Any:
-    """A `JointWithDescriptors` on the same graph. Compiling it leaves `export` usable.
-
-    Compiling writes into torch's records of the capture: subclasses of inputs, saved tensors, wrappers. These are
-    copied. Graphs, tensors and descriptors are shared. `export` must not have been compiled.
-    """
-    return _forked(export, {})
-
-
-_RECORDS = "torch._functorch._aot_autograd"
-
-
-def _forked(value: Any, copies: dict[int, Any]) -> Any:
-    if id(value) in copies:
-        return copies[id(value)]
-    if type(value) in (list, tuple):
-        copied = copies[id(value)] = type(value)([_forked(v, copies) for v in value])
-        return copied
-    if type(value) is dict:
-        copied = copies[id(value)] = {k: _forked(v, copies) for k, v in value.items()}
-        return copied
-    kind = type(value)
-    ours = kind.__module__.startswith(_RECORDS) and kind.__module__ != descriptors.__name__
-    if (
-        not ours
-        or isinstance(value, enum.Enum)
-        or not hasattr(value, "__dict__")
-        or callable(value)
-    ):
-        return value
-    copied = copies[id(value)] = copy.copy(value)
-    for name, attribute in vars(value).items():
-        object.__setattr__(copied, name, _forked(attribute, copies))  # some are frozen
-    return copied
 
 
 @contextlib.contextmanager

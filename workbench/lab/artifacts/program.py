@@ -22,7 +22,8 @@ from workbench.checks.record import PassRecord, step_verdicts
 from workbench.checks.verdicts import Verdict
 from workbench.graph.capture import title
 from workbench.graph.facts import GraphFacts, Part, StepFacts, facts_of, set_facts
-from workbench.graph.lower import PairFunction, Step, bind, inputs_by_name
+from workbench.graph.lower import Step, bind
+from workbench.graph.pair_function import PairFunction, inputs_by_name
 from workbench.graph.partition import ForwardBackward, Split, saved_order
 from workbench.pipeline.machine import gpus
 from workbench.pipeline.report import PassRow

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from workbench.errors import WorkbenchError
 from workbench.graph.capture import JointGraph, title
-from workbench.graph.lower import PairFunction
+from workbench.graph.pair_function import PairFunction
 from workbench.graph.partition import ForwardBackward
 from workbench.graph.read.nodes import is_backward, output_values, reachable
 from workbench.torch_api import aot, partitioning

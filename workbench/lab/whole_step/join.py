@@ -21,7 +21,7 @@ from workbench.checks.verdicts import Verdict
 from workbench.errors import WorkbenchError
 from workbench.graph.capture import title
 from workbench.graph.facts import Known, Part, StepFacts, facts_of, set_facts
-from workbench.graph.lower import laid_out_as
+from workbench.graph.pair_function import laid_out_as
 from workbench.graph.partition import ForwardBackward, Split, saved_nodes
 from workbench.graph.read.nodes import output_values
 from workbench.lab.whole_step import checks
