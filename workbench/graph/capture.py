@@ -19,7 +19,6 @@ from workbench.graph.input_check import InputCheck
 from workbench.graph.model_contract import (
     NotCaptured,
     by_another,
-    named,
     not_captured,
     refusing_inference_tensors,
     require_known_meshes,
