@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
 from torch.fx import GraphModule
 
-from workbench.checks.operands import described, digests
+from workbench.checks.operands import digests, gradient_digests, operand_name
 from workbench.checks.snapshot import snapshot
 from workbench.checks.verdicts import Outcome, Verdict
+from workbench.errors import UnusableGraph
 from workbench.graph.facts import facts_of, reading
 from workbench.graph.read.collectives import Collective, Groups, list_collectives
 from workbench.passes.registry import Graphs, RegisteredPass
@@ -143,7 +144,7 @@ def schedule(graphs: Sequence[GraphModule]) -> list[Entry]:
             number = twins[c.axis or ""].index(c.group)
             over = (c.axis or "group") + (f"#{number}" if number else "")
             node = nodes[c.node]
-            what = described(node), sent[node]
+            what = operand_name(node), sent[node]
             launch = c.op, over, c.reduce_op or "", c.shape, c.dtype, c.group_size
             entries.append(Entry(*launch, *what))
     return entries
@@ -182,18 +183,42 @@ def difference(
     return None
 
 
-def exchange(graphs: Sequence[GraphModule]) -> Verdict:
-    """Compare the ordered collectives of all ranks; call it on every rank before the graphs run.
+def other_gradient(
+    ranks: Sequence[Mapping[str, str]],
+) -> tuple[int, int | None, str] | None:
+    """(rank, None, sentence) of the first gradient that one rank computes otherwise than most, or None.
+
+    ranks: of each, the digests of its gradients by parameter.
+    """
+    for name in ranks[0]:
+        digests_of_ranks = [gradients.get(name) for gradients in ranks]
+        if len(set(digests_of_ranks)) > 1:
+            common = Counter(digests_of_ranks).most_common(1)[0][0]
+            odd = next(r for r, digest in enumerate(digests_of_ranks) if digest != common)
+            text = f"rank {odd} computes the gradient of {name} otherwise than rank {digests_of_ranks.index(common)}"
+            return odd, None, f"{text}: the values would be wrong"
+    return None
+
+
+def exchange(graphs: Sequence[GraphModule], broken: UnusableGraph | None = None) -> Verdict:
+    """Compare the ordered collectives of all ranks, and how each computes its gradients; call it on every rank before
+    the graphs run.
 
     Every rank gets the same verdict; UNKNOWN without other ranks. `runs` in the evidence of a FAIL: the launches match,
-    so that nothing hangs, and what they send does not.
+    so that nothing hangs, and what they send or return does not. broken: why this rank has no such graphs. Then every
+    rank raises it.
     """
     kind = world_kind()
     if kind is None or kind == "fake" or dist.get_world_size() == 1:
         alone = {None: "one process", "fake": "a fake world"}.get(kind, "one rank")
         return Verdict("collectives", Outcome.UNKNOWN, f"{alone} has no other rank to compare the order with")
-    lists = all_gather_object(schedule(graphs))
-    odd = difference(lists)
+    answers = all_gather_object(broken or (schedule(graphs), gradient_digests(graphs)))
+    errors = {r: answer for r, answer in enumerate(answers) if isinstance(answer, UnusableGraph)}
+    for error in errors.values():
+        error.ranks = tuple(errors)
+        raise error
+    lists, gradients = zip(*answers, strict=True)
+    odd = difference(lists) or other_gradient(gradients)
     if odd is not None:
         rank, index, sentence = odd
         launches = {tuple(entry.launch for entry in entries) for entries in lists}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any, Literal, Protocol
 
 from pydantic import ValidationError
@@ -241,13 +242,32 @@ def run_partitioned(
 def agree_on_collectives(pair: Partitioned) -> Verdict:
     """Compare the ordered collectives of all ranks, before any of them runs. Every rank must call it.
 
-    Raises WorkbenchError on every rank, naming the first difference, where the launches do not match: they would hang.
+    A FAIL has the `pass` behind which the ranks differ in its evidence, if there is one. Where the launches do not
+    match, they would hang: raises UnusableGraph on every rank, or WorkbenchError if the ranks differ before any pass.
     """
-    # also of a broken graph: the other ranks would wait for this one
-    verdict = collectives.exchange(pair.graphs)
-    if verdict.outcome is Outcome.FAIL and not verdict.evidence["runs"]:
+    verdict = collectives.exchange(pair.graphs, pair.broken)
+    if verdict.outcome is not Outcome.FAIL:
+        return verdict
+    passed = _parting_pass(pair.known.records)
+    if verdict.evidence["runs"]:
+        return replace(verdict, evidence=verdict.evidence | {"pass": passed})
+    if not passed:
         raise WorkbenchError(verdict.message)
-    return verdict
+    error = UnusableGraph(passed, verdict.message, "collectives")
+    error.ranks = (verdict.evidence["rank"],)
+    raise error
+
+
+def _parting_pass(records: Sequence[PassRecord]) -> str:
+    """The first pass that received graphs on which the ranks agree, and left others; "" without such a pass."""
+
+    def agree(graphs: Sequence[GraphModule]) -> bool:
+        return collectives.exchange(graphs).outcome is not Outcome.FAIL
+
+    for record in records:
+        if record.has_graphs and agree(record.before) and not agree(record.after):
+            return record.name
+    return ""
 
 
 def each_no_effect(records: Sequence[PassRecord]) -> Iterator[tuple[str, str]]:
