@@ -185,7 +185,8 @@ def test_an_operator_that_is_wrong_for_the_runs_own_tokens_alone_fails_in_the_se
         (record,) = run_joint(joint, ["takes_it"])
         whole = prove_numerics([record], compile_step(partition(joint)))
     assert record.verdict("numerics").outcome is Outcome.PASS  # on random tokens
-    assert whole[0].outcome is Outcome.FAIL and "outputs break 'reduction_order'; loss, second step: " in whole[0].message
+    assert whole[0].outcome is Outcome.FAIL
+    assert "outputs break 'reduction_order'; loss, second step: " in whole[0].message
 
 
 def moved_on_one_rank(rank):
