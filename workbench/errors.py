@@ -26,10 +26,11 @@ class UnusableGraph(WorkbenchError):
     ranks: those with such a graph, where every rank raises this error; empty where this rank raises it by itself.
     """
 
-    def __init__(self, passed: str, problem: str, check: str = "lint") -> None:
-        super().__init__(passed, problem, check)
-        self.passed, self.problem, self.check = passed, problem, check
-        self.ranks: tuple[int, ...] = ()
+    def __init__(
+        self, passed: str, problem: str, check: str = "lint", ranks: tuple[int, ...] = ()
+    ) -> None:
+        super().__init__(passed, problem, check, ranks)
+        self.passed, self.problem, self.check, self.ranks = passed, problem, check, ranks
 
     def __str__(self) -> str:
         where = f" on rank {self.ranks[0]}" if len(self.ranks) == 1 else ""

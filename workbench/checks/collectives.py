@@ -143,10 +143,8 @@ def schedule(graphs: Sequence[GraphModule]) -> list[Entry]:
         for c in listed:
             number = twins[c.axis or ""].index(c.group)
             over = (c.axis or "group") + (f"#{number}" if number else "")
-            node = nodes[c.node]
-            what = operand_name(node), sent[node]
             launch = c.op, over, c.reduce_op or "", c.shape, c.dtype, c.group_size
-            entries.append(Entry(*launch, *what))
+            entries.append(Entry(*launch, operand_name(nodes[c.node]), sent[nodes[c.node]]))
     return entries
 
 
@@ -173,36 +171,34 @@ def difference(
     names = range(len(lists)) if ranks is None else ranks
     for i in range(max(map(len, lists), default=0)):
         at = [Entry(*entries[i]) if i < len(entries) else None for entries in lists]
-        if len(set(at)) > 1:
-            common = Counter(at).most_common(1)[0][0]
-            odd = next(r for r, entry in enumerate(at) if entry != common)
-            one, other = _shown(at[odd], common), _shown(common, at[odd])
+        if pair := _odd_and_common(at):
+            odd, common = pair
+            one, other = _shown(at[odd], at[common]), _shown(at[common], at[odd])
             return odd, i, (f"rank {names[odd]} would run {one} as collective {i + 1}, "
-                            f"where rank {names[at.index(common)]} runs {other}: "
+                            f"where rank {names[common]} runs {other}: "
                             "the ranks would hang, fail or compute wrong values")
     return None
 
 
-def other_gradient(
-    ranks: Sequence[Mapping[str, str]],
-) -> tuple[int, int | None, str] | None:
-    """(rank, None, sentence) of the first gradient that one rank computes otherwise than most, or None.
+def _odd_and_common(values: list[Any]) -> tuple[int, int] | None:
+    """The places of a value that is not the most common one, and of that; None where all are equal."""
+    common = Counter(values).most_common(1)[0][0]
+    odd = next((i for i, value in enumerate(values) if value != common), None)
+    return None if odd is None else (odd, values.index(common))
 
-    ranks: of each, the digests of its gradients by parameter.
-    """
+
+def other_gradient(ranks: Sequence[Mapping[str, str]]) -> tuple[int, int | None, str] | None:
+    """(rank, None, sentence) of the first gradient whose digest is another on that rank than on most, or None."""
     for name in ranks[0]:
-        digests_of_ranks = [gradients.get(name) for gradients in ranks]
-        if len(set(digests_of_ranks)) > 1:
-            common = Counter(digests_of_ranks).most_common(1)[0][0]
-            odd = next(r for r, digest in enumerate(digests_of_ranks) if digest != common)
-            text = f"rank {odd} computes the gradient of {name} otherwise than rank {digests_of_ranks.index(common)}"
+        if pair := _odd_and_common([gradients.get(name) for gradients in ranks]):
+            odd, common = pair
+            text = f"rank {odd} computes the gradient of {name} otherwise than rank {common}"
             return odd, None, f"{text}: the values would be wrong"
     return None
 
 
 def exchange(graphs: Sequence[GraphModule], broken: UnusableGraph | None = None) -> Verdict:
-    """Compare the ordered collectives of all ranks, and how each computes its gradients; call it on every rank before
-    the graphs run.
+    """Compare all ranks' ordered collectives, and how they compute gradients; every rank calls it, before a run.
 
     Every rank gets the same verdict; UNKNOWN without other ranks. `runs` in the evidence of a FAIL: the launches match,
     so that nothing hangs, and what they send or return does not. broken: why this rank has no such graphs. Then every
@@ -214,15 +210,14 @@ def exchange(graphs: Sequence[GraphModule], broken: UnusableGraph | None = None)
         return Verdict("collectives", Outcome.UNKNOWN, f"{alone} has no other rank to compare the order with")
     answers = all_gather_object(broken or (schedule(graphs), gradient_digests(graphs)))
     errors = {r: answer for r, answer in enumerate(answers) if isinstance(answer, UnusableGraph)}
-    for error in errors.values():
+    if error := next(iter(errors.values()), None):
         error.ranks = tuple(errors)
         raise error
     lists, gradients = zip(*answers, strict=True)
     odd = difference(lists) or other_gradient(gradients)
     if odd is not None:
-        rank, index, sentence = odd
         launches = {tuple(entry.launch for entry in entries) for entries in lists}
-        evidence = {"rank": rank, "index": index, "runs": len(launches) == 1}
-        return Verdict("collectives", Outcome.FAIL, sentence, evidence)
+        evidence = {"rank": odd[0], "index": odd[1], "runs": len(launches) == 1}
+        return Verdict("collectives", Outcome.FAIL, odd[2], evidence)
     text = f"{len(lists[0])} collectives in the same order on {len(lists)} ranks"
     return Verdict("collectives", Outcome.PASS, text, {"collectives": len(lists[0])})

@@ -32,8 +32,8 @@ def digests(graphs: Sequence[GraphModule]) -> dict[Node, str]:
         if len(graphs) == 2 and graph is graphs[1]:
             inputs = graph.graph.find_nodes(op="placeholder")
             saved = saved_nodes(*graphs)
-            pairs = zip(inputs, saved, strict=False)
-            table |= {node: table[source] for node, source in pairs if source in table}
+            for node, source in zip(inputs, saved, strict=False):
+                table[node] = table.get(source, "")
         for node in graph.graph.nodes:
             if node not in table:
                 table[node] = _digest(node, table)

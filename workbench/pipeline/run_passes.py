@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from typing import Any, Literal, Protocol
 
 from pydantic import ValidationError
@@ -242,30 +241,26 @@ def run_partitioned(
 def agree_on_collectives(pair: Partitioned) -> Verdict:
     """Compare the ordered collectives of all ranks, before any of them runs. Every rank must call it.
 
-    A FAIL has the `pass` behind which the ranks differ in its evidence, if there is one. Where the launches do not
-    match, they would hang: raises UnusableGraph on every rank, or WorkbenchError if the ranks differ before any pass.
+    A FAIL's evidence has the `pass` behind which the ranks differ, or "". Where the launches do not match, they would
+    hang: raises UnusableGraph on every rank, or WorkbenchError without such a pass.
     """
     verdict = collectives.exchange(pair.graphs, pair.broken)
     if verdict.outcome is not Outcome.FAIL:
         return verdict
-    passed = _parting_pass(pair.known.records)
+    passed = verdict.evidence["pass"] = _parting_pass(pair.known.records)
     if verdict.evidence["runs"]:
-        return replace(verdict, evidence=verdict.evidence | {"pass": passed})
+        return verdict
     if not passed:
         raise WorkbenchError(verdict.message)
-    error = UnusableGraph(passed, verdict.message, "collectives")
-    error.ranks = (verdict.evidence["rank"],)
-    raise error
+    raise UnusableGraph(passed, verdict.message, "collectives", (verdict.evidence["rank"],))
 
 
 def _parting_pass(records: Sequence[PassRecord]) -> str:
     """The first pass that received graphs on which the ranks agree, and left others; "" without such a pass."""
-
-    def agree(graphs: Sequence[GraphModule]) -> bool:
-        return collectives.exchange(graphs).outcome is not Outcome.FAIL
-
     for record in records:
-        if record.has_graphs and agree(record.before) and not agree(record.after):
+        sides = (record.before, record.after) if record.has_graphs else ()
+        outcomes = [collectives.exchange(graphs).outcome for graphs in sides]
+        if outcomes == [Outcome.PASS, Outcome.FAIL]:
             return record.name
     return ""
 
