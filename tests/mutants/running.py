@@ -15,7 +15,7 @@ from mutants.operators import OPERATORS
 from mutants.subjects import Subject, subject
 from torch.fx import GraphModule
 
-from workbench.checks import collectives
+from workbench.checks import agreement
 from workbench.checks.collectives import all_gather_object
 from workbench.checks.numerics import verdict
 from workbench.checks.operands import gradient_digests
@@ -99,8 +99,8 @@ def structural(whole: Subject, mutant: Mutant, changed: GraphModule) -> tuple[li
     verdicts = record.verdicts
     if mutant.ranks == "one" and not verdicts[0].evidence.get("malformed"):
         sides = record.before, record.after
-        found = collectives.difference(list(map(collectives.schedule, sides)))
-        if found := found or collectives.other_gradient(list(map(gradient_digests, sides))):
+        found = agreement.difference(list(map(agreement.schedule, sides)))
+        if found := found or agreement.other_gradient(list(map(gradient_digests, sides))):
             verdicts.append(Verdict("collectives", Outcome.FAIL, found[2], {"index": found[1]}))
     before, after = memory_of(record) or ({}, {})
     return verdicts, any(after[key] > size for key, size in before.items())

@@ -10,9 +10,8 @@ from typing import Any, Literal, Protocol
 from pydantic import ValidationError
 from torch.fx import Graph, GraphModule
 
-from workbench.checks import collectives
 from workbench.checks.record import PassRecord
-from workbench.checks.verdicts import Outcome, Verdict
+from workbench.checks.verdicts import Outcome
 from workbench.errors import UnusableGraph, WorkbenchError, no_exit, place_of
 from workbench.graph.callables import Body, bodies_of, graph_of
 from workbench.graph.facts import Known, StepFacts, facts_of, set_facts
@@ -236,33 +235,6 @@ def run_partitioned(
         pair.broken, pair.facts.order = record.broken, record.chosen or record.order
         records.append(record)
     return records, pair.known.bodies
-
-
-def agree_on_collectives(pair: Partitioned) -> Verdict:
-    """Compare the ordered collectives of all ranks, before any of them runs. Every rank must call it.
-
-    A FAIL's evidence has the `pass` behind which the ranks differ, or "". Where the launches do not match, they would
-    hang: raises UnusableGraph on every rank, or WorkbenchError without such a pass.
-    """
-    verdict = collectives.exchange(pair.graphs, pair.broken)
-    if verdict.outcome is not Outcome.FAIL:
-        return verdict
-    passed = verdict.evidence["pass"] = _parting_pass(pair.known.records)
-    if verdict.evidence["runs"]:
-        return verdict
-    if not passed:
-        raise WorkbenchError(verdict.message)
-    raise UnusableGraph(passed, verdict.message, "collectives", (verdict.evidence["rank"],))
-
-
-def _parting_pass(records: Sequence[PassRecord]) -> str:
-    """The first pass that received graphs on which the ranks agree, and left others; "" without such a pass."""
-    for record in records:
-        sides = (record.before, record.after) if record.has_graphs else ()
-        outcomes = [collectives.exchange(graphs).outcome for graphs in sides]
-        if outcomes == [Outcome.PASS, Outcome.FAIL]:
-            return record.name
-    return ""
 
 
 def each_no_effect(records: Sequence[PassRecord]) -> Iterator[tuple[str, str]]:

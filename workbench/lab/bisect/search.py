@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from workbench.checks import numerics
-from workbench.checks.collectives import all_gather_object, exchange
+from workbench.checks.agreement import exchange
+from workbench.checks.collectives import all_gather_object
 from workbench.checks.verdicts import Outcome
 from workbench.errors import UnusableGraph, WorkbenchError
 from workbench.graph.capture import JointGraph
