@@ -100,6 +100,7 @@ SHORT = [
     "01_author_with_dtensor",
     "02_capture_a_joint_graph",
     "03_split_forward_and_backward",
+    "04_decompose",
     "05_bucket_and_overlap",
     "08_replay_with_cudagraphs",
     "09_route_tokens_to_experts",

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any
 
 import torch
 from matplotlib.axes import Axes
@@ -13,31 +12,36 @@ from matplotlib.ticker import MaxNLocator
 from torch.fx import GraphModule
 
 from workbench.errors import WorkbenchError
+from workbench.graph.capture import JointGraph
 from workbench.graph.read.fused_cost import KernelTraffic, traffic_of
 from workbench.graph.read.nodes import kind_of
 from workbench.notebook.draw.colors import BLUE, FAINT, GREY, INK, ORANGE, PAPER
 from workbench.notebook.draw.graphs import LANES
-from workbench.notebook.draw.picture import Picture, finish, new_figure, panels, shortened
+from workbench.notebook.draw.picture import Picture, Table, finish, new_figure, panels, shortened, table
+from workbench.passes.inductor_decomposition import Decomposer
+from workbench.pipeline.run_passes import PassRecord
 from workbench.recipe.wording import counted
-from workbench.torch_api.ops import op_name
 from workbench.torch_api.partitioning import repeatable as repeatable  # for the notebook
 
 MOST = 16  # operators in a row
 Way = tuple[GraphModule, Sequence[Iterable[str]]]
 
 
-class Census(NamedTuple):
-    """Operators of a graph by name and by kind, most frequent first."""
-
-    ops: dict[str, int]
-    kinds: dict[str, int]
-
-
-def census(gm: GraphModule) -> Census:
-    """Count a graph's operators."""
-    calls = [n for n in gm.graph.nodes if n.op == "call_function"]
-    names = Counter(op_name(n.target) for n in calls)
-    return Census(dict(names.most_common()), dict(Counter(map(kind_of, calls)).most_common()))
+def replaced_table(joint: JointGraph, record: PassRecord, decompositions: dict[Any, Any]) -> Table:
+    """The operators that the pass replaced by several: how many small ones, and which. record: the decomposition's."""
+    effect = record.verdict("effect")
+    assert effect is not None
+    times = effect.evidence["replaced"]
+    decomposer = Decomposer(joint.graph, decompositions)
+    decomposer.run()
+    rows = []
+    for (op, *_), body in decomposer.bodies.items():
+        small = [n.name for n in body.graph.nodes if n.op == "call_function"] if body else []
+        if len(small) > 1:
+            names = " ".join(small[:6]) + (" ..." if len(small) > 6 else "")
+            rows.append((str(op).removesuffix(".default"), times[str(op)], len(small), names))
+    rows = sorted(dict.fromkeys(rows), key=lambda row: -row[2])
+    return table("operators that the pass replaced by several", ("operator", "times", "small ones", "namely"), rows)
 
 
 def kernel_traffic(gm: GraphModule, kernels: Iterable[Iterable[str]]) -> list[KernelTraffic]:

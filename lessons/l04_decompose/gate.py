@@ -1,0 +1,72 @@
+"""silu(x) * y in three ways: the bytes that its kernels move, and their times on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn import functional as F
+
+from workbench import load_recipe, ranks, run
+from workbench.notebook.draw.picture import Table, table
+from workbench.notebook.recorded_figures import Figures
+from workbench_lessons.l04_decompose.pictures import Way, kernel_traffic
+
+D, FULL = "inductor_decomposition", "full_inductor_compilation"
+
+
+def moved(way: Way) -> int:
+    """The bytes that the kernels of a way read and write."""
+    return sum(kernel.bytes for kernel in kernel_traffic(*way))
+
+
+def _milliseconds(call: Callable[..., Any], *inputs: torch.Tensor, times: int = 20) -> float:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    for _ in range(10):
+        call(*inputs)
+    start.record()
+    for _ in range(times):
+        call(*inputs)
+    end.record()
+    torch.cuda.synchronize()
+    return start.elapsed_time(end) / times
+
+
+def measure_gate(ways: Mapping[str, Way], decompositions: dict[Any, Any]) -> list[dict[str, Any]]:
+    """Each way on two tensors of [8192, 8192]; `ways` are on [8, 32], whose tensors have 1,024 bytes."""
+
+    def gate(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return F.silu(x) * y
+
+    x, y = torch.randn(2, 8192, 8192, device="cuda")
+    parts = make_fx(gate, decomposition_table=decompositions)(x, y)
+    calls: list[Callable[..., Any]] = [gate, parts, torch.compile(gate)]
+    rows = []
+    for (name, way), call in zip(ways.items(), calls, strict=True):
+        ms, tensors = _milliseconds(call, x, y), moved(way) // 1024
+        rows.append({"gate": name, "tensors moved": tensors, "ms": round(ms, 3),
+                     "TB/s": round(tensors * x.nbytes / ms / 1e9, 1)})
+    return rows
+
+
+def measure_step() -> list[dict[str, Any]]:
+    """The kernels of a small llama3's step on one GPU: as captured, decomposed, and compiled too."""
+    alone = load_recipe("llama3").override({"mesh.dp_shard": 1, "mesh.tp": 1, "model.n_layers": 1})
+    steps = {"as captured": alone, "decomposed": alone.override({"joint_passes": [D]}),
+             "decomposed and compiled": alone.override({"joint_passes": [D], "passes": [FULL]})}
+    with ranks(1, backend="nccl", echo="none", timeout=120) as pool:
+        profiles = pool.run(lambda: [run(each, progress=False).profile for each in steps.values()])[0]
+    return [{"step": name, "kernels": profile.kernels, "kernels, ms": round(profile.kernels_ms, 3)}
+            for name, profile in zip(steps, profiles, strict=True)]
+
+
+def shares(figures: Figures) -> Table:
+    """The kernels of each step, and their number and time beside those of the first."""
+    rows = []
+    for row in figures.rows:
+        count, ms = (row[column] / figures.rows[0][column] for column in ("kernels", "kernels, ms"))
+        rows.append((row["step"], row["kernels"], row["kernels, ms"], f"× {count:.2f}", f"× {ms:.2f}"))
+    columns = ("step", "kernels", "their time, ms", "kernels", "their time")
+    return table("kernels of a step on one GPU", columns, rows, figures.note)
