@@ -140,6 +140,10 @@ def fits(patch: str) -> str:
 
 
 def test_the_worked_diffs_fit_the_code() -> None:
-    assert len(DIFFS) == 7
+    assert len(DIFFS) == 4
     assert fits("".join(DIFFS)) == ""
+    for count, lines in re.findall(r"^@@ -0,0 \+1,(\d+) @@\n((?:\+.*\n)+)", "".join(DIFFS), re.MULTILINE):
+        assert len(re.findall(r"^\+(?!\+\+)", lines, re.MULTILINE)) == int(count), lines  # git drops what is too many
+    (number,) = set(re.findall(r"lessons/l(\d+)_", "".join(DIFFS)))
+    assert list((ROOT / "lessons").glob(f"l{number}_*")) == []
     assert "patch does not apply" in fits("".join(DIFFS).replace('\n     cudagraph', '\n     cudagraf', 1))
