@@ -102,13 +102,16 @@ SHORT = [
     "03_split_forward_and_backward",
     "04_decompose",
     "05_bucket_and_overlap",
+    "07_compile_everything",
     "08_replay_with_cudagraphs",
     "09_route_tokens_to_experts",
     "10_run_on_real_ranks",
     "11_write_your_own_pass",
+    "12_inside_inductor",
     "13_find_the_wrong_pass",
     "14_read_your_own_trace",
     "15_one_graph_for_the_whole_step",
+    "16_fewer_bits_proved",
     "17_two_captures",
 ]
 

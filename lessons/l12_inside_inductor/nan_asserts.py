@@ -5,11 +5,23 @@ from __future__ import annotations
 import linecache
 import re
 import traceback
+from collections.abc import Callable
+from typing import Any
 
-from workbench.lab.inside_inductor.function import Inside
+from workbench.lab.inside_inductor.function import Inside, look_inside
 
 _ASSERT = re.compile(r"assert not (\w+)\.is(nan|inf)\(\)")
 _KINDS = {"nan": "NaN", "inf": "an infinity"}
+
+
+def first_failed(function: Callable[..., Any], *inputs: Any) -> str:
+    """What the first assert that fails says of a compiled function and these inputs, or "none"."""
+    checked = look_inside(function, *inputs, config={"nan_asserts": True})
+    try:
+        checked(*inputs)
+    except AssertionError as error:
+        return failed_assert(checked, error)
+    return "none"
 
 
 def failed_assert(inside: Inside, error: AssertionError) -> str:

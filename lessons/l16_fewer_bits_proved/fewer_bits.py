@@ -1,14 +1,15 @@
-"""What "Fewer bits, proved" measures and asks: exact gradients, recorded figures, and its graders."""
+"""What "Fewer bits, proved" measures, tabulates and asks: gradients, recorded figures, and its graders."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.fx import GraphModule, Interpreter, Node
+from torch.fx import GraphModule
 
 from workbench.authoring.families import find_family
 from workbench.authoring.materialise import default_initialise, seed_of
@@ -18,15 +19,23 @@ from workbench.graph.capture import JointGraph
 from workbench.graph.lower import compile_step
 from workbench.graph.partition import partition
 from workbench.graph.read.collectives import list_collectives
-from workbench.graph.read.memory import roots
-from workbench.graph.read.nodes import provenance
-from workbench.notebook.lessons.grading import by_cases, by_slips, exact
-from workbench.pipeline.proofs.numerics_proof import real_inputs, revealing
+from workbench.notebook.draw.picture import Table
+from workbench.notebook.lessons.grading import by_cases, by_slips
+from workbench.pipeline.proofs.numerics_proof import revealing
 from workbench.pipeline.run_passes import run_joint
+from workbench.recipe.files import json_lines
 from workbench.recipe.recipe import Recipe
 from workbench.tools.compatibility import results_dir
 
 RECORDED, TIMED = results_dir() / "float8_numerics_gloo.json", results_dir() / "float8_products_h200.json"
+MODELS = {"llama3 1b": "float8_h200x2", "llama3 8b": "float8_8b_h200x2"}
+STEPS = {
+    "compile": "torch.compile of each block",
+    "compile_float8_tensorwise": "the same with torchao's float8",
+    "llama3_whole_step_fused_cudagraph": "whole step, replayed",
+    "llama3_float8_whole_step_cudagraph": "whole step, replayed, float8_matmul",
+}
+"""Files and variants of recorded steps."""
 TYPE = torch.float8_e4m3fn
 LARGEST = torch.finfo(TYPE).max
 PRODUCTS = ("forward", "input gradient", "weight gradient")
@@ -67,36 +76,6 @@ def _outputs(joint: JointGraph, passes: Sequence[Any]) -> dict[str, torch.Tensor
     return {"loss": loss.detach(), **gradients}
 
 
-class _Casts(Interpreter):
-    """Notes for each cast to float8 in the backward which share of the values is 0 then, by module."""
-
-    def __init__(self, gm: GraphModule):
-        super().__init__(gm)
-        self.zeros: dict[str, float] = {}
-
-    def run_node(self, n: Node) -> Any:
-        value = super().run_node(n)
-        if n.target is torch.ops.prims.convert_element_type.default and value.dtype == TYPE:
-            where = provenance(n)
-            if where.backward:
-                self.zeros[where.module] = float((value.float() == 0).float().mean())
-        return value
-
-
-def underflowing(joint: JointGraph, passes: Sequence[Any]) -> dict[str, float]:
-    """Which share of its values is 0 after a float8 cast in the backward, by module, in the order of the backward.
-
-    Values that were 0 before count: others that cancel to 0 on one CPU are tiny on another. Inputs vary as for a
-    numerics verdict. With rowwise scales a module has two casts, and the last one counts.
-    """
-    graph, step = joint.fork(), compile_step(partition(joint.fork()))
-    run_joint(graph, passes)
-    primals, tangents = real_inputs(step, joint.authored.example_batch())
-    with revealing(primals, tangents) as varied, torch.no_grad():
-        (seen := _Casts(graph.graph)).run(*primals, *varied)
-    return seen.zeros
-
-
 def _recorded(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise WorkbenchError(f"{path}: no such file of recorded results")
@@ -107,12 +86,6 @@ def _recorded(path: Path) -> dict[str, Any]:
 def recorded_losses() -> dict[str, list[float]]:
     """The losses of 200 steps on text that benchmarks/float8_numerics.py recorded, by variant."""
     found: dict[str, list[float]] = _recorded(RECORDED)["losses"]
-    return found
-
-
-def recorded_gradients() -> dict[str, dict[str, float]]:
-    """Each gradient's distance to float64's in the debug model, of all layers the largest; by variant and name."""
-    found: dict[str, dict[str, float]] = _recorded(RECORDED)["gradients"]
     return found
 
 
@@ -128,10 +101,48 @@ def recorded_products() -> list[tuple[str, str, str, float, float, float]]:
     return found
 
 
-def casts(gm: GraphModule) -> int:
-    """How many operators of the graph make float8 numbers from wider ones."""
-    made = gm.graph.find_nodes(op="call_function", target=torch.ops.prims.convert_element_type.default)
-    return sum(node.meta["val"].dtype.itemsize == 1 for node in made)
+def recorded_steps() -> Table:
+    """Whole steps on two GPUs in bfloat16 and in float8: every recorded run, and launches."""
+    rows = []
+    for model, file in MODELS.items():
+        runs = json_lines(results_dir() / f"{file}.jsonl")
+        for variant, title in STEPS.items():
+            of_variant = sorted((run for run in runs if run["variant"] == variant), key=lambda run: run["step_ms"])
+            if of_variant:
+                steps = ", ".join(f"{run['step_ms']:.0f}" for run in of_variant)
+                rows.append((model, title, steps, f"{of_variant[0]['launches']:,}"))
+    return Table("a training step on two H200", ("model", "step", "each run, ms", "launches"), tuple(rows))
+
+
+def refused(run: Callable[[], object]) -> Table:
+    """Why the matmuls of a graph stay as they are, by the error of a pass that converts none."""
+    try:
+        run()
+    except WorkbenchError as error:
+        reasons = re.findall(r"(\d+): (.+?), (\S+ \S+) first", str(error))
+        rows = tuple((int(count), why, first) for count, why, first in reasons)
+        title = f"float8_matmul refuses: {sum(count for count, *_ in rows)} matmuls, and none is left to convert"
+        return Table(title, ("matmuls", "stay because", "first of them"), rows)
+    raise WorkbenchError("the pass converted something: give it a smaller model or its default options")
+
+
+def gathered_bytes(record: PassRecord) -> Table:
+    """The bytes of a step's collectives before and after a pass, by kind and type, and the verdict on them."""
+    before, after = (_bytes_by_kind(graphs[0]) for graphs in (record.before, record.after))
+    rows: list[tuple[str, int, int | str]] = [
+        (name, before.get(name, 0), after.get(name, 0)) for name in {**before, **after}]
+    was, now = sum(before.values()), sum(after.values())
+    rows.append(("all", was, f"{now:,}, {1 - now / was:.0%} fewer"))
+    notes = (str(record.verdict("collectives")), "float8 numbers travel as uint8")
+    return Table("bytes of a step", ("collective", "before", "after"), tuple(rows), notes=notes)
+
+
+def _bytes_by_kind(graph: GraphModule) -> dict[str, int]:
+    sums: dict[str, int] = {}
+    for c in list_collectives(graph):
+        name = f"{c.kind}, {c.dtype}"
+        sums[name] = sums.get(name, 0) + c.payload
+    return sums
 
 
 def _cases() -> Iterator[tuple[str, torch.Tensor]]:
@@ -168,23 +179,6 @@ def _problem(answer: Scaled, x: torch.Tensor) -> str:
     return f"{int(far.sum())} values are wrong" if bool(far.any()) else ""
 
 
-def _fewest(cast: int) -> int:
-    """The fewest readers with which `cast` bytes a number, and 1 a reader, are fewer than 2 a reader."""
-    return next(readers for readers in range(1, 100) if cast + readers < 2 * readers)
-
-
-def counts_readers(answer: Any) -> tuple[float, str]:
-    """Grades (readers, readers): with a kernel of its own for the amax, and with the amax found by x's kernel."""
-    if not isinstance(answer, Sequence) or isinstance(answer, str) or len(answer) != 2:
-        return 0.0, "give two numbers"
-    said = []
-    for name, got, cast in zip(("apart", "fused"), answer, (5, 3), strict=True):
-        score, message = exact(got, truth=_fewest(cast))
-        if score < 1:
-            said.append(f"{name}: both move as many bytes" if got == _fewest(cast) - 1 else f"{name}: {message}")
-    return 1 - len(said) / 2, "; ".join(said) or "right"
-
-
 def sums_over(answer: Any) -> tuple[float, str]:
     """Grades a mapping from each product of a linear layer to the dimension that it sums over."""
     if not isinstance(answer, Mapping):
@@ -194,21 +188,6 @@ def sums_over(answer: Any) -> tuple[float, str]:
     wrong = [name for name, dim in wanted.items() if name not in to_do and str(answer[name]).strip().lower() != dim]
     said = [f"{what}: {', '.join(names)}" for what, names in (("wrong", wrong), ("to do", to_do)) if names]
     return 1 - len(wrong + to_do) / len(wanted), "; ".join(said) or "right"
-
-
-def counts_casts(answer: Any, *, of: GraphModule) -> tuple[float, str]:
-    """Grades a number of casts by those of a graph; names two wrong ways to count."""
-    products = of.graph.find_nodes(op="call_function", target=torch.ops.aten._scaled_mm.default)
-    return by_slips(answer, casts(of), {
-        "too high: no cast is shared": 2 * len(products), "too low: one cast for each tensor": _tensors_cast(of)})
-
-
-def _tensors_cast(gm: GraphModule) -> int:
-    """How many tensors are cast, each counted once however often it is, in a graph of bfloat16."""
-    made = gm.graph.find_nodes(op="call_function", target=torch.ops.prims.convert_element_type.default)
-    owner = roots(gm)
-    wide = [node.args[0].args[0] for node in made if node.meta["val"].dtype.itemsize == 1]  # scaled in float32
-    return len({owner[node.args[0]] for node in wide})
 
 
 def counts_bytes(answer: Any, *, of: PassRecord) -> tuple[float, str]:

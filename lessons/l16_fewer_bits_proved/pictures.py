@@ -1,13 +1,14 @@
-"""The magnitudes of a tensor above the numbers of float8."""
+"""The magnitudes of a tensor above the numbers of float8, and the time of layers in float8."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from workbench.notebook.draw.colors import BLUE, FAINT, GREY, INK, ORANGE
 from workbench.notebook.draw.picture import Picture, finish, panels
+from workbench_lessons.l05_bucket_and_overlap.stacked import stacked
 
 LARGEST, ZERO = 448.0, 2.0**-10
 """Of e4m3: the largest number, and the largest magnitude that is rounded to 0."""
@@ -39,3 +40,20 @@ def float8_grid(rows: Mapping[str, torch.Tensor]) -> Picture:
     figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
     text = "\n".join(lines)
     return finish(figure, "Magnitudes above the numbers of e4m3. " + "; ".join(lines) + ".", text, colors=64)
+
+
+def layers_in_percent(products: Sequence[tuple[str, str, str, float, float, float]]) -> Picture:
+    """Float8 matmuls and casts of each layer, in percent of its matmuls in bfloat16; the output layer stays bfloat16.
+
+    products: as `recorded_products` gives them. A last bar for each model adds up its layers.
+    """
+    bars = {}
+    for model in dict.fromkeys(row[0] for row in products):
+        layers = [row for row in products if row[0] == model and row[1] != "output"]
+        wide, narrow, casting = zip(*(row[3:] for row in layers), strict=True)
+        rows = [*layers, (model, "sum of these", "", sum(wide), sum(narrow), sum(casting))]
+        for name, part, shape, plain, scaled, casts in rows:
+            title = f"{name} {part} {shape}".strip().replace(" x ", " × ")
+            percent = {"float8 matmuls": 100 * scaled / plain, "casts": 100 * casts / plain}
+            bars[f"{title}: {100 * (scaled + casts) / plain:.0f}"] = percent
+    return stacked(bars, "time, in percent of the layer's matmuls in bfloat16", line=("bfloat16", 100))

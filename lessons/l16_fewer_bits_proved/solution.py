@@ -18,16 +18,6 @@ def sums() -> dict[str, str]:
     return {"forward": "inputs", "input gradient": "outputs", "weight gradient": "tokens"}
 
 
-def readers() -> tuple[int, int]:
-    """5 n + r n < 2 n r, and 3 n + r n < 2 n r."""
-    return 6, 4
-
-
-def rowwise_casts() -> int:
-    """Inputs for two products each, weights of the forward, gradients for the weight's gradient."""
-    return 2 * 4 + 7 + 7
-
-
 def gathered(built) -> int:
     """One byte a number of the seven weights, less one float32 for each."""
     sizes = [p.numel() for n, p in built.authored.module.named_parameters() if n.startswith("layers") and p.ndim == 2]

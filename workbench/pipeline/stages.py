@@ -18,6 +18,7 @@ from workbench.graph.lower import CompiledStep, Step, bind
 from workbench.graph.partition import ForwardBackward, Partitioned, Split, partition
 from workbench.passes.registry import find_pass
 from workbench.pipeline.run_passes import (
+    agree_on_collectives,
     capture_decompositions,
     run_joint,
     run_partitioned,
@@ -91,7 +92,7 @@ def lower(split: Partitioned) -> Verdict:
 
     Every rank calls it. Raises WorkbenchError on every rank where they do not.
     """
-    agreement: Verdict = hook_of("check", "agreement")(split)
+    agreement = agree_on_collectives(split)
     bind(split, split.known.bodies)
     return agreement
 

@@ -1,0 +1,114 @@
+"""The launches of a step, before and after Inductor: counts by kind, and strips of one character a call."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import Any
+
+from torch.fx import GraphModule
+
+from workbench.checks.record import PassRecord
+from workbench.graph.callables import kernels_of
+from workbench.graph.read.kernels import Kernels
+from workbench.graph.read.nodes import kind_of
+from workbench.notebook.draw.picture import Picture
+from workbench.notebook.lessons.lesson import Lesson
+from workbench.notebook.recorded_figures import Figures, on_gpus
+from workbench.pipeline.run import run
+from workbench.recipe.recipe import Recipe, load_recipe
+from workbench.tools.what_if import Study, what_if
+from workbench.world.fake import fake_world
+from workbench_lessons.l05_bucket_and_overlap.stacked import stacked
+
+SIGNS = {"matmul": "M", "attention": "M", "collective": ">", "wait": "<", "view": "", "bookkeeping": ""}
+"""Of a node, by kind; any other is a dot."""
+KINDS = {"M": "library calls", ">": "collectives", ".": "other operators, or generated kernels"}
+VARIANTS = {"no pass": "llama3", "regions": "llama3_regional", "everything": "llama3_full_inductor"}
+
+
+def compiled(recipe: Recipe, *passes: Any) -> Study:
+    """The recipe with these passes on a fake rank: its graphs, and the record of each pass."""
+    with fake_world(recipe.mesh.world_size) as world:
+        return what_if(recipe.override({"passes": list(passes)}), world, progress=False)
+
+
+def kernels(record: PassRecord) -> tuple[Kernels, ...]:
+    """Inductor's calls, of the forward and of the backward."""
+    return kernels_of(record.before, record.after)
+
+
+def strip(graph: GraphModule) -> str:
+    """A character for each node that computes or communicates; views are left out."""
+    return "".join(SIGNS.get(kind_of(n), ".") for n in graph.graph.nodes if n.op == "call_function")
+
+
+def strips(record: PassRecord) -> list[str]:
+    """A character for each of Inductor's calls: a letter starts a collective, and its small letter waits."""
+    return [_letters(part, graph) for part, graph in zip(kernels(record), record.before, strict=True)]
+
+
+def _letters(calls: Kernels, graph: GraphModule) -> str:
+    nodes = {n.name: n for n in graph.graph.nodes}
+    known: dict[str, str] = {}
+    text = ""
+    for call in calls.kernels:
+        if call.kind == "collective":
+            letter = chr(ord("A") + len({*known.values()}))
+            known |= dict.fromkeys(call.nodes, letter)
+            text += letter
+        elif call.kind == "wait":
+            text += known.get(nodes[call.nodes[0]].args[0].name, "?").lower()  # type: ignore[union-attr]
+        else:
+            text += "M" if call.kind == "extern" else "."
+    return text
+
+
+def bare(record: PassRecord) -> list[str]:
+    """The collectives of each graph that no call can hide: none is between start and wait."""
+    return ["".join(_bare(text)) for text in strips(record)]
+
+
+def _bare(text: str) -> Iterator[str]:
+    for letter in text:
+        between = text[text.find(letter) : text.find(letter.lower())]
+        if letter != "M" and letter.isupper() and not {".", "M"} & {*between}:
+            yield letter
+
+
+def counts(record: PassRecord) -> dict[str, int]:
+    """What the last checkpoint bounds."""
+    launches = sum(part.launches for part in kernels(record))
+    return {"launches": launches, "bare collectives": len("".join(bare(record)))}
+
+
+def bars(steps: dict[str, PassRecord | Sequence[GraphModule]]) -> Picture:
+    """The launches of each step by kind: of a record, those that Inductor made; of graphs, a launch for each node."""
+    rows = {}
+    for name, step in steps.items():
+        kinds = Counter(_of_record(step) if isinstance(step, PassRecord) else chain.from_iterable(map(strip, step)))
+        rows[f"{name}: {sum(kinds[sign] for sign in KINDS)}"] = {title: kinds[sign] for sign, title in KINDS.items()}
+    return stacked(rows, "launches of one step")
+
+
+def _of_record(record: PassRecord) -> Iterator[str]:
+    for part in kernels(record):
+        for call in part.kernels:
+            yield {"collective": ">", "extern": "M", "wait": "<"}.get(call.kind, ".")
+
+
+def on_two_gpus(lesson: Lesson) -> Figures:
+    """Kernels, launches and the step of a llama3 of two layers, by what is compiled."""
+    return on_gpus(lesson, "kernels, launches and step time",
+                   lambda: [_row(title, load_recipe(name)) for title, name in VARIANTS.items()], gpus=2)
+
+
+def _row(title: str, recipe: Recipe) -> dict[str, Any]:
+    passes = [name for name in recipe.pass_names if name.endswith(("inductor", "compilation"))]
+    two_gpus = {"mesh.dp_shard": 2, "mesh.tp": 1, "model.n_layers": 2, "passes": passes}
+    report = run(recipe.override(two_gpus), world="nccl", level="full", progress=False)
+    assert report.profile is not None and report.step_seconds is not None
+    numerics = next(verdict for verdict in report.pipeline if verdict.check == "numerics")
+    return {"compiled": title, "kernels": report.profile.kernels, "launches": report.profile.launches,
+            "step, ms": round(1e3 * report.step_seconds, 1), "numerics": str(numerics.outcome)}
