@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import Any
 
 _NAMES_BY_MODULE = {
+    "authoring.adopt": "adopt adopted",
     "authoring.author": "author author_module",
     "authoring.authored": "Authored",
     "authoring.families": "register_model",

@@ -1,5 +1,6 @@
 """Turns a recipe, or any module, into a model whose parameters are sharded over a mesh.
 
+    adopt            a model under fully_shard becomes ours in place
     author           author a recipe or a module
     authored         Authored: what authoring gives
     families         model families by name

@@ -30,7 +30,7 @@ from workbench.authoring.tensor_parallel import apply_tensor_plan
 from workbench.errors import no_exit
 from workbench.recipe.hooks import hook
 from workbench.torch_api.distributed.simulated import make_per_rank
-from workbench.world.mesh import World, axis_sizes, coordinates
+from workbench.world.mesh import World, axis_sizes, coordinates, group_names
 
 if TYPE_CHECKING:
     from workbench.recipe.recipe import Recipe
@@ -133,8 +133,8 @@ def author_module(
         if gathers and (axes or precision.stored != precision.param):
             parametrise(part, gathers)
     fill_buffers(module, world, values)
-    groups = _group_names(mesh)
-    for axis, group in _group_names(expert_mesh).items():
+    groups = group_names(mesh)
+    for axis, group in group_names(expert_mesh).items():
         groups[f"{axis}.experts" if axis in groups else axis] = group
     return Authored(
         module, world, mesh, buckets, groups, batch=batch, expert_mesh=expert_mesh, plain=plain
@@ -147,12 +147,6 @@ def _copy_of(module: nn.Module, precision: Precision) -> nn.Module | None:
         return copy.deepcopy(module).to(precision.param)
     except Exception:  # an attribute of any type may refuse to be copied
         return None
-
-
-def _group_names(mesh: DeviceMesh | None) -> dict[str, str]:
-    if mesh is None:
-        return {}
-    return {axis: str(mesh.get_group(axis).group_name) for axis in axis_sizes(mesh)}
 
 
 def _expert_modules(module: nn.Module, plan: ParallelPlan, mesh: DeviceMesh | None) -> set[str]:

@@ -32,6 +32,7 @@ from workbench.torch_api import aot
 from workbench.torch_api.determinism import deterministic
 from workbench.torch_api.forked_joint import fork_joint
 from workbench.torch_api.ops import calls_of, collective_kind, is_wait, keep_expected_sizes, reads_shape
+from workbench.torch_api.partitioning import tag_units
 from workbench.torch_api.refusals import refusing_none_gradients
 from workbench.torch_api.tree import tree_leaves
 
@@ -211,6 +212,7 @@ def settle(graph: GraphModule) -> None:
     Random numbers are saved where the model's own checkpoints would draw them a second time.
     """
     keep_expected_sizes(graph)
+    tag_units(graph)
     _save_draws(graph)
     _read_sizes_of_results(graph)
     _place_gradient_sums(graph)

@@ -7,6 +7,7 @@
     chunked_loss           output layer and cross entropy in pieces of the tokens
     compile_backend        passes under `torch.compile`: `as_backend`
     float8                 products of linear layers multiply float8
+    fsdp2_methods          FSDP2's methods on an adopted model
     graph_passes           passes in other compilers' lists, such as torchtitan's: `as_graph_pass`
     inside_inductor        what Inductor does below the graph: its passes, kernels, memory; `workbench explain`
     memory_budget          what is saved fits a budget, by torch's own solvers; `workbench plan`

@@ -26,9 +26,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-import torch
 from torch.fx import GraphModule
-from torch.utils.checkpoint import CheckpointPolicy
 
 from workbench.graph.gather_chains import gather_chains
 from workbench.graph.read.memory import gathered_parameters_kept
@@ -36,6 +34,7 @@ from workbench.passes.effect import Effect
 from workbench.passes.registry import Graphs, register_pass
 from workbench.recipe.contracts import Options
 from workbench.recipe.wording import counted
+from workbench.torch_api.partitioning import tag_gather
 
 
 class ReshardOptions(Options):
@@ -43,10 +42,6 @@ class ReshardOptions(Options):
 
     policy: Literal["always", "never"] = "always"
 
-
-_WAIT = torch.ops._c10d_functional.wait_tensor.default
-# Above every layer's own id, so that the partitioner sees no boundary between a gather and its reader.
-_REGION = 1_000_000
 
 
 def tags_differ(before: Graphs, after: Graphs, options: ReshardOptions) -> Effect:
@@ -90,8 +85,5 @@ def reshard_after_forward(gm: GraphModule, example_inputs: list[Any], *, options
     """Tag whole gather chains, views of the gathered weight included, for recomputation (always) or saving (never)."""
     for _, chain in gather_chains(gm):
         for node in chain:
-            if options.policy == "always":
-                node.meta["recompute"], node.meta["ac_graph_id"] = CheckpointPolicy.MUST_RECOMPUTE, _REGION
-            elif node.target is _WAIT:
-                node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+            tag_gather(node, options.policy == "always")
     return gm

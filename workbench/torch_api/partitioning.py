@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import CheckpointPolicy
 
 from workbench.torch_api.aot import LateBound, parameter_of, written_by
-from workbench.torch_api.ops import aliased_inputs, is_random
+from workbench.torch_api.ops import aliased_inputs, is_random, is_wait
 
 PARTITIONERS: dict[str, Callable[..., tuple[GraphModule, GraphModule]]] = {
     "min_cut": partitioners.min_cut_rematerialization_partition,
@@ -28,6 +28,30 @@ PARTITIONERS: dict[str, Callable[..., tuple[GraphModule, GraphModule]]] = {
 }
 
 _OPAQUE = "unsafe_treat_script_objects_as_zero_size"
+
+
+RESHARD = "reshard_after_forward"
+"""Key of the annotation of an adopted unit's gathers: whether the backward gathers again."""
+
+
+def tag_gather(node: Node, reshard: bool) -> None:
+    """Have the backward repeat a node of a gather, or be given what the forward has gathered."""
+    if reshard:
+        # a layer of its own, so that there is no boundary between the node and its reader
+        node.meta["recompute"], node.meta["ac_graph_id"] = CheckpointPolicy.MUST_RECOMPUTE, 1_000_000
+    elif is_wait(node.target):
+        node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+
+
+def tag_units(graph: GraphModule) -> None:
+    """What an adopted unit gathers, and views of it, as its `reshard_after_forward` says; a pass may tag otherwise."""
+    wishes: dict[Node, bool | None] = {}
+    for node in graph.graph.nodes:
+        inherited = [wishes[viewed] for viewed in aliased_inputs(node)]
+        custom = node.meta.get("custom") or {}
+        wish = wishes[node] = custom.get(RESHARD, next(iter(inherited), None))
+        if wish is not None and node.meta.get("partitioner_tag") != "is_backward":
+            tag_gather(node, wish)
 
 
 def repeatable(node: Node) -> bool:

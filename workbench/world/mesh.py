@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from workbench.errors import WorkbenchError
 from workbench.torch_api.distributed.dtensor import clear_dtensor_caches, ranks_of
 from workbench.torch_api.distributed.fake import start_fake_process_group
+from workbench.torch_api.ops import world_kind
 from workbench.world.bounds import FAKE_RANKS
 
 if TYPE_CHECKING:
@@ -126,6 +127,13 @@ def axis_sizes(mesh: DeviceMesh | None) -> dict[str, int]:
     return dict(zip(mesh.mesh_dim_names or (), mesh.shape, strict=True)) if mesh is not None else {}
 
 
+def group_names(mesh: DeviceMesh | None) -> dict[str, str]:
+    """Axis name to the name of this rank's process group; empty without a mesh."""
+    if mesh is None:
+        return {}
+    return {axis: str(mesh.get_group(axis).group_name) for axis in axis_sizes(mesh)}
+
+
 def coordinates(mesh: DeviceMesh | None, rank: int) -> dict[str, int]:
     """Axis name to the coordinate of `rank`, on a mesh over the whole world. Empty without a mesh."""
     place: dict[str, int] = {}
@@ -135,6 +143,15 @@ def coordinates(mesh: DeviceMesh | None, rank: int) -> dict[str, int]:
     for axis, size in reversed(list(zip(mesh.mesh_dim_names or (), mesh.shape, strict=True))):
         rank, place[axis] = divmod(rank, size)
     return place
+
+
+def all_gather_object(value: Any) -> list[Any]:
+    """The value of every rank, in rank order; this process's alone without other ranks. Every rank must call it."""
+    if world_kind() in (None, "fake"):
+        return [value]
+    every: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(every, value)
+    return every
 
 
 _open_worlds: list[World] = []
