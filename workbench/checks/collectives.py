@@ -17,6 +17,7 @@ from workbench.graph.read.collectives import Collective, Groups, list_collective
 from workbench.passes.registry import Graphs, RegisteredPass
 from workbench.recipe.wording import counted, differing
 from workbench.torch_api.ops import group_ranks, world_kind
+from workbench.world.mesh import all_gather_object as all_gather_object
 
 Moved = Counter[tuple[str, str, str]]
 
@@ -37,15 +38,6 @@ class Entry(NamedTuple):
     def launch(self) -> tuple[Any, ...]:
         """All but what is sent: ranks whose launches match do not hang."""
         return self[:-2]
-
-
-def all_gather_object(value: Any) -> list[Any]:
-    """The value of every rank, in rank order; this process's alone without other ranks. Every rank must call it."""
-    if world_kind() in (None, "fake"):
-        return [value]
-    every: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(every, value)
-    return every
 
 
 def moved_bytes(collectives: Iterable[Collective]) -> tuple[Moved, Moved]:
