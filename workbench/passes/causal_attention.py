@@ -52,6 +52,8 @@ from workbench.torch_api.ops import argument, calls_of, hint, is_fake, is_symbol
 
 WHOLE = 1 << 22
 """Elements of a constant that is evaluated whole, and of a block of rows of a larger one."""
+LOWEST = -65504.0
+"""What excludes a column: the exponential of it is zero in any dtype. cuDNN's attention adds it for a boolean mask."""
 _FILLS = {f"{new}{fill}" for new in ("", "new_") for fill in ("full", "ones", "zeros")}
 _VIEWS = {"view", "_unsafe_view", "unsqueeze", "squeeze", "alias", "detach"}
 _BY_ROWS = _FILLS | {"full_like", "clone", "_to_copy", "convert_element_type", "masked_fill"}
@@ -141,9 +143,8 @@ def _require_causal(node: Any, constants: Constants) -> None:
         rows = constants.rows(mask, start, stop)
         if rows.dtype == torch.bool:
             rows = rows.float().log()
-        lowest = max(torch.finfo(rows.dtype).min, torch.finfo(torch.bfloat16).min)
         past = torch.arange(length) <= torch.arange(start, stop)[:, None]
-        wrong = torch.where(past, rows != 0, ~(rows <= lowest)).nonzero().tolist()
+        wrong = torch.where(past, rows != 0, ~(rows <= LOWEST)).nonzero().tolist()
         if wrong:
             *batch, row, column = wrong[0]
             added = float(rows[*batch, row, column])
