@@ -75,10 +75,13 @@ def fsdp2(sizes: dict[str, Any], device: torch.device) -> nn.Module:
     return fully_shard(module, mesh=mesh, mp_policy=policy)
 
 
-def per_block(sizes: dict[str, Any], device: torch.device) -> tuple[Step, Any]:
+def per_block(sizes: dict[str, Any], device: torch.device, loss: bool) -> tuple[Step, Any]:
+    """loss: compiled too, as it is in a capture of the whole model."""
     module = fsdp2(sizes, device)
     for block in module.model.model.layers:
         block.compile()
+    if loss:
+        module.loss.compile()
     return in_users_loop(module, module, mixed=False), None
 
 
@@ -120,7 +123,8 @@ def by_recipe(sizes: dict[str, Any], device: torch.device, joint: list[str]) -> 
 
 
 VARIANTS: dict[str, Callable[..., tuple[Step, Any]]] = {
-    "fsdp2_per_block_compile": per_block,
+    "fsdp2_per_block_compile": lambda *at: per_block(*at, loss=False),
+    "fsdp2_per_block_compile_loss": lambda *at: per_block(*at, loss=True),
     "whole_compile_autocast": whole,
     "backend": lambda *at: by_backend(*at, LOWERED),
     "backend_causal": lambda *at: by_backend(*at, [CAUSAL, *LOWERED]),
