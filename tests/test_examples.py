@@ -28,3 +28,14 @@ def test_one_gpu():
     light = source.replace("joint_passes=joint_passes, passes=passes", 'level="light"')
     wrong = light.replace("eager(*batch)", "1.01 * eager(*batch)")
     assert light != source and wrong != light and status_of(wrong) == 1
+
+
+@pytest.mark.integration
+def test_hugging_face():
+    pytest.importorskip("transformers")
+    source = (EXAMPLES / "hugging_face.py").read_text()
+    assert status_of(source) == 0
+    light = source.replace('level="full"', 'level="light"')
+    wrong = light.replace("theirs(input_ids=tokens, labels=tokens).loss", "1.01 * theirs(tokens, labels=tokens).loss")
+    unfused = light.replace("LlamaConfig(", 'LlamaConfig(attn_implementation="eager", ')
+    assert light not in (source, wrong, unfused) and status_of(wrong) == status_of(unfused) == 1

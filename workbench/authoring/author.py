@@ -82,7 +82,7 @@ def author_module(
         for name, param in module.named_parameters(remove_duplicate=False)
     }
     module.to("meta")
-    plain = _copy_of(module, precision)
+    plain = _copy_of(module, precision, owners)
     experts = _expert_modules(module, plan, expert_mesh)
     if mesh is not None and "tp" in axes:
         apply_tensor_plan(module, plan, mesh["tp"])
@@ -141,12 +141,16 @@ def author_module(
     )
 
 
-def _copy_of(module: nn.Module, precision: Precision) -> nn.Module | None:
-    """A copy on the meta device, whose parameters have the dtype of the computation."""
+def _copy_of(module: nn.Module, precision: Precision, owners: Mapping[str, str]) -> nn.Module | None:
+    """A copy on the meta device, whose parameters have the dtype of the computation; owners: first name of each."""
     try:
-        return copy.deepcopy(module).to(precision.param)
+        copied = copy.deepcopy(module).to(precision.param)
     except Exception:  # an attribute of any type may refuse to be copied
         return None
+    for name, owner in owners.items():  # parameters that modules share went to the meta device one by one
+        path, _, attribute = name.rpartition(".")
+        copied.get_submodule(path)._parameters[attribute] = copied.get_parameter(owner)
+    return copied
 
 
 def _expert_modules(module: nn.Module, plan: ParallelPlan, mesh: DeviceMesh | None) -> set[str]:

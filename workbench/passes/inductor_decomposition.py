@@ -34,7 +34,7 @@ from workbench.recipe.contracts import Options
 from workbench.torch_api import aot
 from workbench.torch_api import tree as pytree
 from workbench.torch_api.inductor import lowering
-from workbench.torch_api.ops import is_random, is_symbolic, op_name
+from workbench.torch_api.ops import is_symbolic, op_name
 
 _NODE_META = ("val", "tensor_meta", "desc")  # not handed to the replacements of a node
 
@@ -174,15 +174,6 @@ def inductor_decomposition(
 ) -> GraphModule:
     """Replace every operator in Inductor's table by its body; at="capture" that has been done, and is checked.
 
-    Raises WorkbenchError where the table replaces an operator that draws random numbers, naming the node: its body
-    would draw others. After a capture with the table, that is any such operator.
+    Operators that draw random numbers, such as dropout, are not in the table: a body would draw others than eager.
     """
-    table = lowering.decomposition_table()
-    for node in gm.graph.nodes:
-        listed = node.target in table or options.at_capture
-        if node.op == "call_function" and listed and is_random(node):
-            raise WorkbenchError(
-                f"inductor_decomposition: node {node.name!r} ({node.target}) draws random numbers, and its replacement"
-                " would draw others: remove it from the model, or remove the pass"
-            )
-    return Decomposer(gm, table).run()
+    return Decomposer(gm, lowering.decomposition_table()).run()

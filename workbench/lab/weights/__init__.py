@@ -1,7 +1,7 @@
 """Weights of Hugging Face and checkpoints of training, read and written by torch.distributed.checkpoint.
 
     checkpoints   save and resume a training run
-    hugging_face  names, orders of rows and sizes as transformers has them
+    hugging_face  names, orders of rows and sizes as transformers has them, and `plan_of` its models
     read          `model.weights`: each rank reads its parts of a folder of safetensors
     write         `save_weights`: a folder that transformers reads
 """

@@ -1,4 +1,4 @@
-"""Our parameters' names and sizes as the transformers library calls them: Llama, and DeepSeek-V3."""
+"""What the transformers library calls our parameters and sizes (Llama, DeepSeek-V3); and its own plans as ours."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
+
+from workbench.authoring.plans import AuthoringError, ParallelPlan, matching
 
 _FEED_FORWARD = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 _ATTENTION = {"wq": "q_proj", "wk": "k_proj", "wv": "v_proj", "wo": "o_proj", "wq_a": "q_a_proj",
@@ -32,6 +35,43 @@ _SIZES = {
                     "rope_theta": "rope_theta"},
 }
 FAMILIES = tuple(_SIZES)
+_GATHERED = {"style": "colwise", "output": "replicate"}
+_STYLES: dict[str, str | dict[str, str]] = {
+    "colwise": "colwise",
+    "colwise_gather_output": _GATHERED,
+    "colwise_rep": _GATHERED,
+    "rowwise": "rowwise",
+    "rowwise_split_input": {"style": "rowwise", "input": "replicate"},
+    "embedding_rowwise": {"style": "rowwise", "input": "replicate"},
+}
+
+
+def plan_of(model: nn.Module) -> ParallelPlan:
+    """The tensor-parallel plan that a model of transformers has, as one for `author_module`; its blocks are FSDP units.
+
+    model: of transformers, or a module that holds one, such as CausalLM. Source: `PreTrainedModel.tp_plan`, which joins
+    `base_model_tp_plan` of the config with the class's own. Patterns that match no module are left out, because one
+    plan serves a family. Raises AuthoringError for a model without a plan, and for a style that ParallelPlan lacks.
+    """
+    paths = [path for path, _ in model.named_modules()]
+    plans = ((path, getattr(part, "tp_plan", None)) for path, part in model.named_modules())
+    root, styles = next(((path, plan) for path, plan in plans if plan), ("", {}))
+    tensor: dict[str, str | dict[str, str]] = {}
+    for name, style in styles.items():
+        pattern = f"{root}.{name}".removeprefix(".")
+        if not matching(pattern, paths):
+            continue
+        if style not in _STYLES:
+            raise AuthoringError(
+                f"plan_of: style {style!r} of {pattern!r} is none of {', '.join(_STYLES)}: write a ParallelPlan"
+            )
+        tensor[pattern] = _STYLES[style]
+    if not tensor:
+        raise AuthoringError(
+            f"plan_of: {type(model).__name__} has no tensor-parallel plan of transformers: write a ParallelPlan"
+        )
+    blocks = (pattern.partition(".*")[0] + ".*" for pattern in tensor if ".*" in pattern)
+    return ParallelPlan(tensor, tuple(dict.fromkeys(blocks)))
 
 
 @dataclass(frozen=True)

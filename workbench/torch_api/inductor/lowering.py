@@ -19,10 +19,13 @@ from workbench.torch_api.inductor.saved_values import compute_once
 
 
 def decomposition_table() -> dict[Any, Callable[..., Any]]:
-    """The operators that Inductor decomposes, with their decompositions."""
+    """The operators that Inductor decomposes, with their decompositions. Those that draw random numbers stay as they are."""
     from torch._inductor.decomposition import select_decomp_table
 
-    return dict(select_decomp_table())
+    with torch._inductor.config.patch(fallback_random=True):
+        table = dict(select_decomp_table())
+    table.pop(torch.ops.aten.bernoulli.default, None)  # by rand, which draws others
+    return table
 
 
 def configured(options: dict[str, Any]) -> AbstractContextManager[None]:
@@ -83,16 +86,21 @@ def compile_inner(
 
     The first `visible` outputs keep their layout in the graph; Inductor chooses that of the others (saved tensors).
     The nodes named in `once` are computed once, and not again inside each kernel that reads them.
-    `kernels.seen` reads the kernels of the callable. Without `build`, the C++ kernels are written and not compiled, and
+    Random operators draw what eager's do. `kernels.seen` reads the kernels of the callable. Without `build`, the C++ kernels are written and not compiled, and
     the callable cannot be called.
     """
     from torch._inductor.compile_fx import compile_fx_inner, record_original_output_strides
 
+    for node in graph.graph.find_nodes(op="call_function", target=torch.ops.aten.bernoulli.default):
+        raise WorkbenchError(
+            f"node {node.name!r} is torch.bernoulli of a tensor, for which Inductor draws other numbers than eager: "
+            "write torch.rand_like(p) < p, or drop full_inductor_compilation"
+        )
     compute_once(graph.graph, once)
     graph.graph.output_node().meta["user_visible_output_idxs"] = visible_outputs(graph, visible)
     record_original_output_strides(graph)
     with (
-        torch._inductor.config.patch(config),
+        torch._inductor.config.patch({"fallback_random": True, **config}),
         _guards.TracingContext.report_output_strides() as strides,
         kernels.watched(),
         joined_kept(),

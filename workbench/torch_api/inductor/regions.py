@@ -162,6 +162,7 @@ def compile_call(graph: GraphModule, call: Node, name: str, config: dict[str, An
     keywords = accepted(torch._inductor.standalone_compile, {
         "dynamic_shapes": "from_tracing_context", "aot": True, "donate_graph_module": True})
     inputs = [n.meta["val"] for n in call.all_input_nodes]
+    config = {"fallback_random": True, **config}  # or it would draw other numbers than eager
     with (torch.fx.traceback.preserve_node_meta(enable=False), torch._inductor.config.patch(config),
           kernels.collected() as results):
         inner = cast(GraphModule, graph.get_submodule(target))
