@@ -19,7 +19,7 @@ from workbench.torch_api.inductor.saved_values import compute_once
 
 
 def decomposition_table() -> dict[Any, Callable[..., Any]]:
-    """The operators that Inductor decomposes, with their decompositions. Those that draw random numbers stay as they are."""
+    """The operators that Inductor decomposes, with their decompositions; without those that draw random numbers."""
     from torch._inductor.decomposition import select_decomp_table
 
     with torch._inductor.config.patch(fallback_random=True):
@@ -86,8 +86,8 @@ def compile_inner(
 
     The first `visible` outputs keep their layout in the graph; Inductor chooses that of the others (saved tensors).
     The nodes named in `once` are computed once, and not again inside each kernel that reads them.
-    Random operators draw what eager's do. `kernels.seen` reads the kernels of the callable. Without `build`, the C++ kernels are written and not compiled, and
-    the callable cannot be called.
+    Random operators draw what eager's do. `kernels.seen` reads the kernels of the callable. Without `build`, the C++
+    kernels are written and not compiled, and the callable cannot be called.
     """
     from torch._inductor.compile_fx import compile_fx_inner, record_original_output_strides
 
