@@ -57,6 +57,8 @@ def shows(shown: str, printed: str) -> bool:
 
 def check_command(words: list[str], folder: Path) -> None:
     """Raise for a command that could not start: no such command, option, recipe, key or file."""
+    while "=" in words[0]:  # an environment variable
+        words = words[1:]
     program, *rest = words
     if program == "workbench":
         args = parser().parse_args(rest)

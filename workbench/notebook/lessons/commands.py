@@ -104,11 +104,11 @@ def lab(args: argparse.Namespace) -> int:
 
 
 def copy_course(folder: Path) -> list[Path]:
-    """Copy the notebooks and the documents that they link, as `folder`/notebooks and `folder`/docs.
+    """Copy notebooks, documents and examples into folders of `folder` with these names.
 
     Returns the files that are there and differ: they are kept.
     """
-    sources = {"notebooks": [".ipynb"], "docs": [".md", ".svg"]}
+    sources = {"notebooks": [".ipynb"], "docs": [".md", ".svg"], "examples": [".py"]}
     differ = []
     for name, endings in sources.items():
         source = course_folder(name)
