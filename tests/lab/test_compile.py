@@ -191,6 +191,15 @@ def test_without_gradients_and_under_autocast_the_model_runs():
         assert torch.equal(inside(*inputs), expected) and inside.report.ok
 
 
+@pytest.mark.parametrize("captured", [slice(None), slice(1, None)])
+def test_slices_with_gaps_and_tensors_without_are_one_kind_of_batch(captured):
+    model, rows = Net(), torch.randn(4, 9)
+    shown = rows[:, captured] if captured.start else torch.randn(4, 8)
+    step = compiled(model, (shown, shown))
+    for x in (rows[:, 1:], rows[:, :-1], rows[:, 1:].contiguous(), rows[:, 1:].t().contiguous().t()):
+        torch.testing.assert_close(step(x, x), model(x, x))
+
+
 def test_a_batch_of_another_kind_is_an_error():
     step, (x, y) = compiled(Net(), batch()), batch()
     with pytest.raises(WorkbenchError, match="the dtype of x: float32 at the capture, and float64 now"):

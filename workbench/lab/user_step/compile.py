@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import inspect
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, get_args
 
@@ -15,10 +16,12 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+from workbench.authoring.adopt import adopted
 from workbench.authoring.authored import Authored
 from workbench.checks.record import PassRecord
 from workbench.errors import WorkbenchError, no_exit
 from workbench.graph.input_check import InputCheck
+from workbench.graph.pair_function import laid_out_as
 from workbench.passes.registry import find_pass
 from workbench.pipeline.build import Built, Clock, build_authored, require_machine
 from workbench.pipeline.machine import machine, versions
@@ -34,10 +37,10 @@ from workbench.recipe.recipe import Recipe
 from workbench.recipe.sections import MeshSpec, ModelSpec, PassSpec, TrainingSpec, listed
 from workbench.recipe.wording import counted
 from workbench.torch_api.tree import tree_leaves
-from workbench.world.mesh import AXES, World
+from workbench.world.mesh import AXES, World, all_gather_object
 
 Passes = Sequence[PassSpec | str | Mapping[str, Any]]
-SHAPE = "shape"
+SHAPE, RANK = "shape", "rank"
 APART = "leave optimizer= out, and call its step() in your loop"
 
 
@@ -60,11 +63,12 @@ def compile(
         loss.backward()
         print(step.report)
 
-    model: a plain module on one rank, on a CPU or a GPU. Its parameters stay the same objects.
-    example: a batch as the loop will have it: a tuple of the forward's arguments, a dict of keyword arguments, or one
-    tensor. A forward with an argument `use_cache`, as those of transformers, gets use_cache=False unless the example
-    has it. level: "full" runs each pass's graph against the one that it received, and two training steps against eager,
-    on the example; "light" runs no graph. progress: as for `run`.
+    model: a plain module on one rank, on a CPU or a GPU; or one that `adopt` took, and then all of its ranks call, here
+    and in each step. Its parameters stay the same objects. example: a batch of this rank as the loop will have it: a
+    tuple of the forward's arguments, a dict of keyword arguments, or one tensor. Where the forward has an argument
+    `use_cache`, as in transformers, it gets use_cache=False unless the example has it. level: "full" runs each pass's
+    graph against the one that it received, and two training steps against eager, on the example; "light" runs no graph.
+    progress: as for `run`.
 
     optimizer: an AdamW over all parameters, whose update becomes part of the captured step, behind clipping to a norm
     of `clip`. The forward must return the loss alone; a step then returns (loss, norm before clipping).
@@ -74,25 +78,24 @@ def compile(
     """
     name = type(model).__name__
     where = f"workbench.compile of {name}"
-    _require_mode(level, where)
     authored = _authored(model, where)
-    call, batch = _call(model, example, where)
-    _require_device(batch, authored.world.device, where)
-    recipe = Recipe.model_construct(
-        name=name,
-        model=ModelSpec.model_construct(family=name, flavor="as it is"),
-        mesh=MeshSpec.model_validate({a: n for a, n in authored.axes.items() if a in AXES}),
-        joint_passes=_specs(joint_passes, f"{where}, joint_passes=,"),
-        passes=_specs(passes, f"{where}, passes=,"),
-        training=TrainingSpec(clip=clip),
-    )
-    _require_passes(recipe, authored.world, optimizer is None, where)
-    kind = _kind(optimizer, clip, where)
+    with _on_all_ranks():
+        _require_mode(level, where)
+        call, batch = _call(model, example, where)
+        _require_device(batch, authored.world.device, where)
+        recipe = Recipe.model_construct(
+            name=name,
+            model=ModelSpec.model_construct(family=name, flavor="as it is"),
+            mesh=MeshSpec.model_validate({a: n for a, n in authored.axes.items() if a in AXES}),
+            joint_passes=_specs(joint_passes, f"{where}, joint_passes=,"),
+            passes=_specs(passes, f"{where}, passes=,"),
+            training=TrainingSpec(clip=clip),
+        )
+        _require_passes(recipe, authored.world, optimizer is None, where)
+        kind = _kind(optimizer, clip, where)
+        module = _by_position(model, call, where)
     authored = replace(
-        authored,
-        module=_by_position(model, call, where),
-        batch=lambda: batch,
-        recipe=None if optimizer is None else recipe,
+        authored, module=module, batch=lambda: batch, recipe=None if optimizer is None else recipe
     )
     device, rank = authored.world.device.type, authored.world.rank
     dtype, enabled = torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)
@@ -138,6 +141,8 @@ class UserStep:
         self._modules, self._parameters = dict(model.named_modules()), dict(model.named_parameters())
         self._told: set[str] = set()
         self._captured = self._settings()
+        size = built.authored.world.size
+        self._group = dist.new_group(backend="gloo") if size > 1 else None
 
     @property
     def records(self) -> list[PassRecord]:
@@ -163,18 +168,42 @@ class UserStep:
         )
 
     def __call__(self, *args: Any, **keywords: Any) -> Any:
-        batch = self._batch(args, keywords)
-        kind, reason = self._why_eager(batch)
+        batch, what, reason = self._checked(args, keywords)
         if not reason:
             return self.built.step(*batch)
-        if kind not in self._told:
-            self._told.add(kind)
+        if what not in self._told:
+            self._told.add(what)
             warnings.warn(f"{self._where}: {reason}: the model itself runs", stacklevel=2)
         if self.built.step.optimizer is None:
             return self.model(*args, **keywords, **self._call.fixed)
-        if kind != SHAPE:
+        if what not in (SHAPE, RANK):
             raise WorkbenchError(f"{self._where}: {reason}, and this step trains: call the model itself")
         return self._eager_update(batch)
+
+    def _checked(self, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> tuple[tuple[Any, ...], str, str]:
+        """The values by position, what differs from the capture, and the reason not to run it.
+
+        Where a rank runs the model itself, or refuses its arguments, all do: the captured step has other collectives.
+        """
+        refusal, what, reason = None, "", ""
+        batch: tuple[Any, ...] = ()
+        try:
+            batch = self._batch(args, keywords)
+            what, reason = self._why_eager(batch)
+            if not reason:
+                self.built.step.pair.inputs.require(type(self.model).__name__, batch)
+        except WorkbenchError as error:
+            refusal = error
+        if self._group is not None:
+            gravest = torch.tensor(2 if refusal else int(bool(reason)))
+            dist.all_reduce(gravest, dist.ReduceOp.MAX, group=self._group)
+            if gravest == 2 and refusal is None:
+                refusal = WorkbenchError(f"{self._where}: another rank refuses its arguments")
+            if gravest == 1 and not reason:
+                what, reason = RANK, "another rank does not run the captured step"
+        if refusal is not None:
+            raise refusal
+        return batch, what, reason
 
     def _batch(self, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> tuple[Any, ...]:
         """The values by position, as the example had them."""
@@ -185,7 +214,8 @@ class UserStep:
                 f"{self._where}: the step takes {', '.join(self._call.names)}, as the example, and was called with "
                 f"{counted(len(args), 'argument')} by position{by_keyword}"
             )
-        return (*args, *(keywords[name] for name in by_name))
+        values = *args, *(keywords[name] for name in by_name)
+        return tuple(map(_as_captured, self.built.authored.example_batch(), values))
 
     def _settings(self) -> dict[str, list[Any]]:
         """What a graph fixes, beside shapes: `training` of all modules, `requires_grad` of all parameters, autocast."""
@@ -229,6 +259,22 @@ class UserStep:
         return f"UserStep({self.built!r})"
 
 
+@contextmanager
+def _on_all_ranks() -> Iterator[None]:
+    """A refusal inside is one on every rank: each must come here."""
+    refusal = None
+    try:
+        yield
+    except WorkbenchError as error:
+        refusal = error
+    texts = all_gather_object("" if refusal is None else str(refusal))
+    if refusal is not None:
+        raise refusal
+    for rank, text in enumerate(texts):
+        if text:
+            raise WorkbenchError(f"rank {rank}: {text}")
+
+
 def _require_mode(level: str, where: str) -> None:
     if level not in get_args(Level):
         raise WorkbenchError(f"{where}: level={level!r}: one of {', '.join(get_args(Level))}")
@@ -239,7 +285,9 @@ def _require_mode(level: str, where: str) -> None:
 
 
 def _authored(model: nn.Module, where: str) -> Authored:
-    """The model on its one rank. WorkbenchError for a model that several ranks hold together."""
+    """The adopted model, or another on its one rank. WorkbenchError for another that several ranks hold together."""
+    if (authored := adopted(model)) is not None:
+        return authored
     for path, part in model.named_modules():
         if isinstance(part, FSDPModule):
             raise WorkbenchError(
@@ -285,12 +333,24 @@ def _call(model: nn.Module, example: Any, where: str) -> tuple[Call, tuple[Any, 
     if "use_cache" in signature.parameters and "use_cache" not in bound.arguments:
         fixed["use_cache"] = False
     names = InputCheck.of(positional, model.forward).names
-    batch: list[Any] = []
-    for value in (*positional, *named.values()):
-        # one tensor for two arguments, as tokens are their own labels, would be one input of the graph
-        twice = isinstance(value, torch.Tensor) and any(value is other for other in batch)
-        batch.append(value.clone() if twice else value)
-    return Call([*names, *named], len(names), fixed), tuple(batch)
+    # one tensor for two arguments, as tokens are their own labels, would be one input of the graph
+    batch = tuple(map(_copied, (*positional, *named.values())))
+    return Call([*names, *named], len(names), fixed), batch
+
+
+def _copied(value: Any) -> Any:
+    """A tensor of its own memory without gaps; another value as it is."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.detach().clone().requires_grad_(value.requires_grad)
+
+
+def _as_captured(example: Any, value: Any) -> Any:
+    """A tensor in the strides of the capture, where nothing else differs: a slice of tokens and targets has gaps."""
+    if not isinstance(value, torch.Tensor) or not isinstance(example, torch.Tensor):
+        return value
+    same = (value.shape, value.dtype, value.device) == (example.shape, example.dtype, example.device)
+    return laid_out_as(example, value) if same else value
 
 
 def _by_position(model: nn.Module, call: Call, where: str) -> nn.Module:

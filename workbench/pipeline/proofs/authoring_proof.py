@@ -59,9 +59,10 @@ def _uncut(authored: Authored) -> bool:
         return False
     for parameter in authored.module.parameters():
         if isinstance(parameter, DTensor):
-            axes = parameter.device_mesh.mesh_dim_names or ()
-            if "tp" in axes and not parameter.placements[axes.index("tp")].is_replicate():
-                return False
+            for dim, placement in enumerate(parameter.placements):
+                group = parameter.device_mesh.get_group(dim).group_name
+                if group == authored.groups["tp"] and not placement.is_replicate():
+                    return False
     return True
 
 
@@ -70,7 +71,8 @@ def _replicated(gradients: Mapping[str, Any]) -> Iterator[tuple[tuple[str, str],
     for name, gradient in gradients.items():
         if isinstance(gradient, DTensor):
             mesh = gradient.device_mesh
-            for axis, placement in zip(mesh.mesh_dim_names or (), gradient.placements, strict=True):
+            axes: Sequence[Any] = mesh.mesh_dim_names or range(mesh.ndim)
+            for axis, placement in zip(axes, gradient.placements, strict=True):
                 if placement.is_replicate():
                     yield (name, axis), dist.get_process_group_ranks(mesh.get_group(axis))
 
@@ -131,7 +133,7 @@ def _why_not(authored: Authored, loss: Any, graphs: Sequence[GraphModule]) -> st
     reason = ""
     needed = sum(4 * p.numel() * p.element_size() for p in authored.module.parameters())
     if authored.plain is None:
-        reason = "the module cannot be copied"
+        reason = "there is no plain copy of the module"
     elif not isinstance(loss, torch.Tensor) or loss.dim():
         reason = "its forward returns no scalar"
     elif drawing := _random_node(graphs):

@@ -1,0 +1,73 @@
+"""`workbench.compile` of adopted models on two ranks: FSDP2's losses and parameters, bit for bit."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from typing import Any
+
+import cloudpickle
+import pytest
+import torch
+from fsdp2_models import Case, differing
+
+import workbench
+from workbench import WorkbenchError
+from workbench.authoring.adopt import adopt
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+pytestmark = pytest.mark.ranks
+
+TOKENS = torch.arange(24).reshape(3, 8)
+
+
+def five_steps(case: Case) -> tuple[list[str], list[str], dict[str, Any], bool]:
+    """What differs from FSDP2, the table's rows, the effect of bucketing, and whether the report is ok."""
+    steps: list[Any] = []
+
+    def compiled(model: Any, _: Any) -> Any:
+        steps.append(workbench.compile(
+            model, example=TOKENS, joint_passes=["activation_checkpointing"], passes=["transformer_block_bucketing"],
+            progress=False))
+        return steps[0]
+
+    different, _ = differing(case, compiled=compiled)
+    (step,) = steps
+    rows = [line.split()[0] for line in str(step.report).splitlines() if "PASS  " in line]
+    launches = step.records[1].verdict("effect").evidence
+    return different, rows, launches, step.report.ok
+
+
+def test_an_adopted_model_trains_as_under_fsdp2_with_its_units_in_buckets(pool2):
+    for different, rows, launches, ok in pool2.run(five_steps, Case({"dp": 2}, {"layers": 2})):
+        assert different == [] and ok and rows == ["activation_checkpointing", "transformer_block_bucketing", "whole"]
+        assert sum(launches["after"].values()) < sum(launches["before"].values())
+
+
+def unequal_batches() -> tuple[list[str], str, str]:
+    """Rank 1 has a shorter batch, then another dtype, and then compiles for arguments that do not fit."""
+    torch.manual_seed(0)
+    model, _ = Case({"dp": 2}).build()
+    step = workbench.compile(adopt(model), example=TOKENS, level="light", progress=False)
+    rank = torch.distributed.get_rank()
+    with warnings.catch_warnings(record=True) as log:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            step(TOKENS[:2] if rank else TOKENS).sum().backward()
+    with pytest.raises(WorkbenchError) as dtype:
+        step(TOKENS.int() if rank else TOKENS)
+    with pytest.raises(WorkbenchError) as example:
+        workbench.compile(model, example=(TOKENS, TOKENS) if rank else TOKENS, progress=False)
+    return [str(warning.message) for warning in log], str(dtype.value), str(example.value)
+
+
+def test_what_one_rank_does_instead_all_do(pool2):
+    where = "workbench.compile of Tiny"
+    first, second = pool2.run(unequal_batches)
+    unfit = f"{where}: example= does not fit forward(tokens): too many positional arguments"
+    assert first == ([f"{where}: another rank does not run the captured step: the model itself runs"],
+                     f"{where}: another rank refuses its arguments", f"rank 1: {unfit}")
+    assert second == (
+        [f"{where}: the shape of tokens is [2, 8] now, and was [3, 8] at the capture: the model itself runs"],
+        "the compiled step of Tiny: the dtype of tokens: int64 at the capture, and int32 now: capture again with such "
+        "inputs, or convert it", unfit)
