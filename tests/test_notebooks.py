@@ -102,7 +102,11 @@ SHORT = [
     "03_split_forward_and_backward",
     "04_decompose",
     "05_bucket_and_overlap",
+<<<<<<< HEAD
     "07_compile_everything",
+=======
+    "06_compile_regions",
+>>>>>>> b774bd71 (Lesson 06 in half the words: one rule cuts a region, one table says where it pays, and a reader's own forward gets a name)
     "08_replay_with_cudagraphs",
     "09_route_tokens_to_experts",
     "10_run_on_real_ranks",
