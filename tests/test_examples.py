@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -39,3 +42,17 @@ def test_hugging_face():
     wrong = light.replace("theirs(input_ids=tokens, labels=tokens).loss", "1.01 * theirs(tokens, labels=tokens).loss")
     unfused = light.replace("LlamaConfig(", 'LlamaConfig(attn_implementation="eager", ')
     assert light not in (source, wrong, unfused) and status_of(wrong) == status_of(unfused) == 1
+
+
+@pytest.mark.ranks
+@pytest.mark.integration
+def test_fsdp2(tmp_path):
+    source = (EXAMPLES / "fsdp2.py").read_text()
+    wrong = source.replace("train(eager, eager)", "train(eager, lambda tokens: 1.01 * eager(tokens))").replace(
+        "(5, 4, 65)", "(1, 1, 9)").replace("range(4)", "range(1)")
+    for text, status in ((source, 0), (wrong, 1)):
+        (tmp_path / "example.py").write_text(text)
+        end = subprocess.run(
+            [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "example.py"],
+            cwd=tmp_path, capture_output=True, text=True, timeout=280, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        assert (end.returncode, f"rank 1: bitwise equal to FSDP2: {not status}" in end.stdout) == (status, True), end

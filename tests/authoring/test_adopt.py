@@ -206,3 +206,10 @@ def test_axes_of_one_rank_are_left_out():
 def test_a_replicated_model_is_refused():
     model = replicate(Tiny(), mesh=init_device_mesh("cpu", (4,)))
     assert refusal(model) == "parameter embed.weight is under replicate, and adopt takes what is under fully_shard"
+
+
+def test_a_cuda_graph_that_is_being_recorded_is_refused(monkeypatch):
+    model = sharded()
+    for name in ("is_available", "is_current_stream_capturing"):
+        monkeypatch.setattr(torch.cuda, name, lambda: True)
+    assert refusal(model) == "a CUDA graph is being recorded: call it before"

@@ -94,3 +94,13 @@ def test_simulated_collectives_see_every_rank():
         total = part.sum()
         assert isinstance(total, DTensor)
         assert all(value.item() == 4 for value in shards(total.redistribute(placements=[Replicate()])).values())
+
+
+@pytest.mark.parametrize("backend", [None, "gloo", "cpu:gloo,cuda:gloo"])
+def test_a_world_is_known_where_each_type_of_device_has_a_backend_of_its_own(backend):
+    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        world = current_world()
+        assert (world.kind, world.size, world.device.type) == ("gloo", 1, "cpu")
+    finally:
+        dist.destroy_process_group()

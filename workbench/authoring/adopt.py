@@ -35,6 +35,8 @@ def adopt(model: nn.Module) -> nn.Module:
     AuthoringError, on all ranks and with the model as it was, where any rank has something that would not be
     reproduced. The sentence names it.
     """
+    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        raise AuthoringError("adopt: a CUDA graph is being recorded: call it before; the model is as it was")
     units = AdoptedUnit.all_of(model)
     problems = all_gather_object(next(_obstacles(model, units), ""))
     for rank, problem in enumerate(problems):

@@ -165,10 +165,12 @@ def current_world() -> World:
         raise WorldError(
             "no world here: use `with fake_world(n)`, `with simulated_world(n)`, or run inside `ranks(n)` or torchrun"
         )
-    backend = dist.get_backend()
-    if backend not in ("gloo", "nccl"):
+    # "nccl", or one backend for each type of device: "cpu:gloo,cuda:nccl"
+    backends = {part.rpartition(":")[2] for part in dist.get_backend_config().split(",")}
+    backend = "nccl" if "nccl" in backends and torch.cuda.is_available() else "gloo"
+    if backend not in backends:
         raise WorldError(
-            f"the default process group uses the backend {backend!r}; gloo and nccl are supported"
+            f"the default process group uses the backend {dist.get_backend()!r}; gloo and nccl are supported"
         )
     device = torch.device("cpu")
     if backend == "nccl":
