@@ -16,10 +16,11 @@ from workbench.graph.facts import facts_of
 from workbench.graph.partition import ForwardBackward, partition
 from workbench.graph.read.nodes import module_path
 from workbench.lab.bisect.nodes import Found
-from workbench.lab.bisect.search import Inputs, first_wrong, inputs_of
+from workbench.lab.bisect.search import Inputs, first_wrong, inputs_of, on_rank
 from workbench.passes.inductor_decomposition import DecompositionOptions
 from workbench.passes.registry import find_pass
 from workbench.passes.transformer_block_bucketing import BlockBucketingOptions
+from workbench.pipeline.progress import Post
 from workbench.pipeline.run_passes import run_joint, run_partitioned
 from workbench.world.mesh import current_world
 
@@ -150,6 +151,35 @@ def errs_on_rank_1(gm: GraphModule) -> GraphModule:
     return gm
 
 
+def reorders_on_rank_1(gm: GraphModule) -> GraphModule:
+    """The gather of w2 is launched before that of wq, which has another shape."""
+    if dist.get_rank() == 1:
+        first, node = gather_of(gm, "wq"), gather_of(gm, "w2")
+        while node.op != "placeholder":  # the gather, and the views of the shard that it sends
+            first.prepend(node)
+            first, node = node, node.all_input_nodes[0]
+    return gm
+
+
+def drops_on_rank_1(gm: GraphModule) -> GraphModule:
+    """Instead of a gather rank 1 repeats its shard."""
+    if dist.get_rank() == 1:
+        start = gather_of(gm, "wq")
+        (wait,) = start.users
+        shard = start.all_input_nodes[0]
+        reread(wait, insert(gm, start, ATEN.repeat.default, shard, [2, 1]))
+        gm.graph.erase_node(wait)
+        gm.graph.erase_node(start)
+    return gm
+
+
+def loses_an_output_on_rank_1(gm: GraphModule) -> GraphModule:
+    if dist.get_rank() == 1:
+        output = gm.graph.output_node()
+        output.args = (list(output.args[0])[:-1],)
+    return gm
+
+
 def multiplies_what_does_not_fit(gm: GraphModule) -> GraphModule:
     node = calls(gm, "aten.mm")[1]
     node.args = node.args[::-1]
@@ -183,6 +213,21 @@ def find_all() -> dict[str, Found | None]:
     found |= {fault.__name__: _find(pair, fault, inputs) for fault in PARTITIONED}
     sound = run_partitioned(pair, ["transformer_block_bucketing", "overlap_collectives", "graph_cleanup"])[0]
     return found | {"partitioned": first_wrong(sound, inputs, expected=["overlap_collectives"])[0]}
+
+
+PARTING = (reorders_on_rank_1, drops_on_rank_1, loses_an_output_on_rank_1)
+
+
+def find_where_ranks_part() -> dict[str, Found | None]:
+    """What bisect says of passes after which the ranks have other collectives, or one of them no usable graph."""
+    found = {}
+    for fault in PARTING:
+        with user_pass("sound", does_nothing), user_pass("bad", fault):
+            # block bucketing would wait for the other rank, to make a group
+            later = ["transformer_block_bucketing"] if fault is loses_an_output_on_rank_1 else []
+            recipe = RECIPE.override({"joint_passes": ["sound", "bad"], "passes": later})
+            found[fault.__name__] = on_rank(recipe, Post(None, 1)).found
+    return found
 
 
 def _find(what: JointGraph | ForwardBackward, fault: Callable[..., Any], inputs: Inputs) -> Found | None:

@@ -21,14 +21,20 @@ class WorkbenchError(Exception):
 
 
 class UnusableGraph(WorkbenchError):
-    """The pass `passed` left a graph that no later stage can use; `problem` is lint's message."""
+    """The pass `passed` left a graph that no later stage can use; `problem` is the message of lint, or of `check`.
 
-    def __init__(self, passed: str, problem: str) -> None:
-        super().__init__(passed, problem)
-        self.passed, self.problem = passed, problem
+    ranks: those with such a graph, where every rank raises this error; empty where this rank raises it by itself.
+    """
+
+    def __init__(
+        self, passed: str, problem: str, check: str = "lint", ranks: tuple[int, ...] = ()
+    ) -> None:
+        super().__init__(passed, problem, check, ranks)
+        self.passed, self.problem, self.check, self.ranks = passed, problem, check, ranks
 
     def __str__(self) -> str:
-        return f"pass {self.passed!r} left a graph that the next stage cannot use: {self.problem}"
+        where = f" on rank {self.ranks[0]}" if len(self.ranks) == 1 else ""
+        return f"pass {self.passed!r} left a graph{where} that the next stage cannot use: {self.problem}"
 
 
 _FULL = [os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)]

@@ -2,12 +2,15 @@ import pytest
 import torch
 import torch.distributed as dist
 from graphs_by_hand import C10D, group_name, named, shards, trace, two_layer_graph
+from on_ranks import key_biased
 
 from workbench.checks import collectives
-from workbench.checks.collectives import difference, exchange, schedule
+from workbench.checks.agreement import difference, exchange, other_gradient, schedule
+from workbench.checks.operands import gradient_digests
 from workbench.checks.verdicts import Outcome
+from workbench.graph.capture import capture
 from workbench.graph.read.collectives import list_collectives
-from workbench.torch_api.aot import clone
+from workbench.torch_api.aot import clone, gradient_of
 
 
 def conserved(before, after, fewer=False):
@@ -71,6 +74,37 @@ def test_the_rank_that_departs_from_most_is_named(fake4):
     assert (rank, index) == (2, 0) and "rank 2 would run all_gather float32[4, 8] over dp_shard(4)" in text
     short = difference([[a, b], [a, b], [a]])
     assert short is not None and "nothing more" in short[2]
+
+
+def test_a_tensor_that_one_rank_pads_and_another_does_not_is_the_same(fake4):
+    """As the ranks do whose part of a gradient has a row less."""
+    def whole(x):
+        return [C10D.wait_tensor(C10D.reduce_scatter_tensor(x.relu(), "sum", 4, group_name()))]
+
+    def padded(x):
+        parts = [torch.nn.functional.pad(part, (0, 0, 0, 3 - len(part))) for part in x.relu().split([3, 3, 3, 2])]
+        return [C10D.wait_tensor(C10D.reduce_scatter_tensor(torch.cat(parts), "sum", 4, group_name()))]
+
+    graphs = [trace(whole, torch.ones(12, 2)), trace(padded, torch.ones(11, 2))]
+    assert difference([schedule([gm]) for gm in graphs]) is None
+    named(graphs[1], "aten.relu")[0].target = torch.ops.aten.sigmoid.default
+    assert "sum over dp_shard(4) of aten.sigmoid as collective 1" in difference([schedule([gm]) for gm in graphs])[2]
+
+
+@pytest.mark.integration
+def test_a_rank_that_computes_a_gradient_otherwise_is_told():
+    joint = capture(key_biased()).graph
+    swapped = clone(joint)
+    output = swapped.graph.output_node()
+    names = [gradient_of(desc) for desc in output.meta["desc"]]
+    values, q, v = list(output.args[0]), names.index("q.weight"), names.index("v.weight")
+    values[q], values[v] = values[v], values[q]
+    output.args = (values,)
+    was, now = gradient_digests([joint]), gradient_digests([swapped])
+    assert len(was) == sum(map(bool, names)) and other_gradient([was, was, was]) is None
+    text = "rank 1 computes the gradient of q.weight otherwise than rank 0: the values would be wrong"
+    assert other_gradient([was, now, was]) == (1, None, text)
+    assert "rank 2 computes the gradient of q.weight" in other_gradient([was, was, was | {"q.weight": ""}])[2]
 
 
 def compare_order(fault, rows=3):

@@ -20,7 +20,7 @@ from mutants.operators import OPERATORS
 from mutants.reasons import DEFAULT
 from mutants.subjects import RECIPES, recipe_of, subject
 
-from workbench.checks import collectives, lint
+from workbench.checks import agreement, collectives, lint
 from workbench.checks.verdicts import Outcome
 from workbench.recipe.contracts import CONTRACTS, Stage
 from workbench.world.fake import fake_world
@@ -77,7 +77,7 @@ def test_the_judge_can_fail(first, monkeypatch):
     mutants += [(mutant, made) for mutant in planted if (made := running.mutate(whole.joint, mutant))]
     caught = sum(bool(row["caught"]) for row in rows_of((whole, mutants)))
     assert caught < 0.9 * len(mutants)
-    for module, name in ((lint, "lint"), (collectives, "conserved"), (collectives, "difference")):
+    for module, name in ((lint, "lint"), (collectives, "conserved"), (agreement, "difference")):
         with monkeypatch.context() as patch:
             off = switched_off(getattr(module, name)) if name != "difference" else lambda lists: None
             patch.setattr(module, name, off)

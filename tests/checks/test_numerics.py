@@ -2,9 +2,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from graphs_by_hand import C10D, group_name, trace
-from on_ranks import calls, insert, key_biased, user_pass
+from on_ranks import calls, insert, key_biased, small, user_pass
 
-from workbench.authoring.author import author_module
+from workbench.authoring.author import author, author_module
 from workbench.checks.collectives import all_gather_object
 from workbench.checks.numerics import allowance, compare, verdict
 from workbench.checks.record import PassRecord
@@ -158,6 +158,35 @@ def test_what_eager_changes_between_two_runs_is_no_rounding():
     whole = prove_numerics([], compile_step(partition(capture(authored))))
     assert whole[0].outcome is Outcome.FAIL
     assert "loss, second step: norm-relative difference 1.1e-01, bound 6.7e-07" in whole[0].message
+
+
+@torch.library.custom_op("own_tokens::off_on_text", mutates_args=())
+def off_on_text(x: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """`x`, and a tenth more where the tokens are ASCII but for a few: random bytes are not."""
+    return x * (1.1 if (tokens > 127).sum() < 4 else 1.0)
+
+
+off_on_text.register_fake(lambda x, tokens: torch.empty_like(x))
+
+
+def takes_it(gm):
+    tokens = next(n for n in gm.graph.find_nodes(op="placeholder") if n.meta["val"].dtype == torch.int64)
+    silu = calls(gm, "aten.silu")[0]
+    more = insert(gm, silu, torch.ops.own_tokens.off_on_text.default, silu, tokens)
+    silu.replace_all_uses_with(more, delete_user_cb=lambda user: user is not more)
+    return gm
+
+
+def test_an_operator_that_is_wrong_for_the_runs_own_tokens_alone_fails_in_the_second_step():
+    authored = author(small({}, layers=1), World("gloo", 1, 0, torch.device("cpu")))
+    assert (authored.microbatch()[0] > 127).sum() >= 4
+    joint = capture(authored)
+    with user_pass("takes_it", takes_it):
+        (record,) = run_joint(joint, ["takes_it"])
+        whole = prove_numerics([record], compile_step(partition(joint)))
+    assert record.verdict("numerics").outcome is Outcome.PASS  # on random tokens
+    assert whole[0].outcome is Outcome.FAIL
+    assert "outputs break 'reduction_order'; loss, second step: " in whole[0].message
 
 
 def moved_on_one_rank(rank):

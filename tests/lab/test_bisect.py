@@ -8,7 +8,17 @@ import re
 import pytest
 import torch
 import torch.distributed as dist
-from bad_passes import JOINT, PARTITIONED, RECIPE, TINY, find_all, reread, takes_gelu
+from bad_passes import (
+    JOINT,
+    PARTING,
+    PARTITIONED,
+    RECIPE,
+    TINY,
+    find_all,
+    find_where_ranks_part,
+    reread,
+    takes_gelu,
+)
 from faults import GATHER, SCATTER, without_metadata
 from graphs_by_hand import group_name, named
 from on_ranks import calls, insert, key_biased, user_pass
@@ -92,6 +102,20 @@ def test_the_text_and_the_data(found):
     assert lines[7:] == ["covered: numerics"]
     data = json.loads(json.dumps(whole.to_dict()))
     assert not data["ok"] and data["found"]["after"]["name"] == "pow_2" and data["found"]["ranks"] == [0, 1]
+
+
+@pytest.mark.ranks
+def test_where_the_ranks_part_the_pass_and_the_rank_are_found(pool2):
+    """The build stops there; each rank has the same answer, also the one whose graph is sound."""
+    found, other = pool2.run(find_where_ranks_part)
+    assert found == other and list(found) == [fault.__name__ for fault in PARTING]
+    for first in found.values():
+        assert first.record == "bad" and first.ranks == (1,), first
+    for fault in PARTING[:2]:
+        problem = found[fault.__name__].problem
+        assert problem.startswith("collectives FAIL: rank 1 would run _c10d_functional.all_gather"), problem
+        assert "where rank 0 runs" in problem and "the ranks would hang" in problem
+    assert found["loses_an_output_on_rank_1"].problem.startswith("lint FAIL: ")
 
 
 TWO = ["--set", "mesh.dp_shard=2", "mesh.tp=1", "model.n_layers=1", "data.seq_len=16",

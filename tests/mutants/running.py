@@ -15,9 +15,10 @@ from mutants.operators import OPERATORS
 from mutants.subjects import Subject, subject
 from torch.fx import GraphModule
 
-from workbench.checks import collectives
+from workbench.checks import agreement
 from workbench.checks.collectives import all_gather_object
 from workbench.checks.numerics import verdict
+from workbench.checks.operands import gradient_digests
 from workbench.checks.record import PassRecord
 from workbench.checks.verdicts import Outcome, Verdict
 from workbench.graph.facts import facts_of
@@ -97,8 +98,9 @@ def structural(whole: Subject, mutant: Mutant, changed: GraphModule) -> tuple[li
     record = record_of(whole, mutant.part, changed)
     verdicts = record.verdicts
     if mutant.ranks == "one" and not verdicts[0].evidence.get("malformed"):
-        lists = [collectives.schedule(graphs) for graphs in (record.before, record.after)]
-        if found := collectives.difference(lists):
+        sides = record.before, record.after
+        found = agreement.difference(list(map(agreement.schedule, sides)))
+        if found := found or agreement.other_gradient(list(map(gradient_digests, sides))):
             verdicts.append(Verdict("collectives", Outcome.FAIL, found[2], {"index": found[1]}))
     before, after = memory_of(record) or ({}, {})
     return verdicts, any(after[key] > size for key, size in before.items())

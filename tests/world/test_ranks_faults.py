@@ -87,6 +87,24 @@ def test_the_same_error_after_unlike_collectives_ends_the_ranks(pool):
     assert error.headline.endswith("failed: KeyError: 'missing'") and not error.kept
 
 
+def test_a_collective_that_nobody_reads_on_one_rank_is_named_though_cpp_aborts_the_other(pool):
+    def leaves_one_unread():
+        if dist.get_rank() == 1:
+            dist.all_reduce(torch.ones(400_000), async_op=True)
+        total()
+
+    error, _ = fails(pool, leaves_one_unread)
+    assert error.headline == (
+        "rank 1 launched another collective than rank 0, and the backend ended rank 0 for it: launch the same "
+        "collectives on all ranks, in the same order."
+    )
+    text = str(error)
+    assert "  rank 0: the process was killed by SIGABRT" in text
+    assert "The ranks part at collective 2 of group default_pg (ranks 0, 1):\n  rank 0: all_reduce of float" in text
+    assert "  rank 1: all_reduce of float32 [400000], in leaves_one_unread (test_ranks_faults.py, line" in text
+    assert "in total" in text and "in report" not in text  # where rank 0 was, and not what told the pool
+
+
 def test_a_rank_that_died_between_two_calls(pool, short_grace):
     pool.run(total)
     os.kill(pool.pids[1], signal.SIGTERM)

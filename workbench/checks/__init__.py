@@ -1,7 +1,8 @@
 """The verdicts: what a pass changed, what it had to change, and what it had to keep.
 
+    agreement      whether all ranks run the same collectives, and compute alike what they send
     authoring      whether the model was put on its mesh rightly
-    collectives    bytes conserved, one order on all ranks
+    collectives    bytes conserved
     effect         whether the pass had its intended effect
     lineage        a node through every pass
     lint           whether the next stage can run the graph

@@ -248,14 +248,12 @@ def merged(ranks: Sequence[Report]) -> Report:
 
 
 def gravest_rank(ranks: Sequence[Verdict]) -> Verdict:
-    """One verdict for all ranks: rank 0's where they agree, otherwise the gravest, with its rank.
+    """One verdict for all ranks: rank 0's where it is the gravest, otherwise the gravest, with its rank.
 
-    A pass without effect has none on any rank.
+    NO_EFFECT counts where no rank had an effect.
     """
-    effects = [v for v in ranks if v.check == "effect" and v.outcome is not Outcome.NO_EFFECT]
-    judged = effects or ranks
-    gravest = worst(judged)
-    if ranks[0].outcome is gravest and len(judged) == len(ranks):
+    gravest = worst([v for v in ranks if v.outcome is not Outcome.NO_EFFECT] or ranks)
+    if ranks[0].outcome is gravest:
         return ranks[0]
     rank = next(i for i, verdict in enumerate(ranks) if verdict.outcome is gravest)
     message = ": ".join(filter(None, (f"rank {rank}", ranks[rank].message)))

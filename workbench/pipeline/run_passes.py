@@ -10,9 +10,8 @@ from typing import Any, Literal, Protocol
 from pydantic import ValidationError
 from torch.fx import Graph, GraphModule
 
-from workbench.checks import collectives
 from workbench.checks.record import PassRecord
-from workbench.checks.verdicts import Outcome, Verdict
+from workbench.checks.verdicts import Outcome
 from workbench.errors import UnusableGraph, WorkbenchError, no_exit, place_of
 from workbench.graph.callables import Body, bodies_of, graph_of
 from workbench.graph.facts import Known, StepFacts, facts_of, set_facts
@@ -236,18 +235,6 @@ def run_partitioned(
         pair.broken, pair.facts.order = record.broken, record.chosen or record.order
         records.append(record)
     return records, pair.known.bodies
-
-
-def agree_on_collectives(pair: Partitioned) -> Verdict:
-    """Compare the ordered collectives of all ranks, before any of them runs. Every rank must call it.
-
-    Raises WorkbenchError on every rank, naming the first difference, where the launches do not match: they would hang.
-    """
-    # also of a broken graph: the other ranks would wait for this one
-    verdict = collectives.exchange(pair.graphs)
-    if verdict.outcome is Outcome.FAIL and not verdict.evidence["runs"]:
-        raise WorkbenchError(verdict.message)
-    return verdict
 
 
 def each_no_effect(records: Sequence[PassRecord]) -> Iterator[tuple[str, str]]:

@@ -18,7 +18,6 @@ from workbench.graph.lower import CompiledStep, Step, bind
 from workbench.graph.partition import ForwardBackward, Partitioned, Split, partition
 from workbench.passes.registry import find_pass
 from workbench.pipeline.run_passes import (
-    agree_on_collectives,
     capture_decompositions,
     run_joint,
     run_partitioned,
@@ -92,7 +91,7 @@ def lower(split: Partitioned) -> Verdict:
 
     Every rank calls it. Raises WorkbenchError on every rank where they do not.
     """
-    agreement = agree_on_collectives(split)
+    agreement: Verdict = hook_of("check", "agreement")(split)
     bind(split, split.known.bodies)
     return agreement
 

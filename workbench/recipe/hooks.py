@@ -8,7 +8,8 @@ from typing import Any
 from workbench.errors import WorkbenchError
 from workbench.recipe.plugins import load_plugins
 
-HOOKS = {"check.order": "workbench.checks.order:chosen_by",
+HOOKS = {"check.agreement": "workbench.checks.agreement:agree_on_collectives",
+         "check.order": "workbench.checks.order:chosen_by",
          "capture.joint": "workbench.graph.capture:by_aot_autograd",
          "level.full": "workbench.pipeline.proofs.numerics_proof:prove_numerics",
          "training.step.pair": "workbench.pipeline.stages:PairStep"}

@@ -16,7 +16,7 @@ import torch
 
 from workbench.authoring.author import author, author_module, random_tokens
 from workbench.authoring.families import find_family
-from workbench.checks import collectives
+from workbench.checks.agreement import exchange
 from workbench.checks.record import PassRecord
 from workbench.errors import WorkbenchError
 from workbench.graph.capture import JointGraph, capture
@@ -154,7 +154,7 @@ class Study:
                 self._results[figures_key] = figures_of(split.pair, self.device, compiled=compiled)
             self._results.move_to_end(figures_key)
             # every time, so that no rank waits for another
-            schedule = collectives.exchange(split.graphs)
+            schedule = exchange(split.graphs)
         self.joint, self.pair, self.records = joint, split.pair, list(split.known.records)
         verdicts = {record.name: tuple(record.verdicts) for record in self.records}
         variant = Variant(recipe, verdicts, schedule, self._results[figures_key])

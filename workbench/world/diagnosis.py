@@ -211,7 +211,7 @@ def _threads(text: str) -> list[tuple[bool, list[str]]]:
         )
         if first_worker is None:
             threads.append((False, frames))
-        elif not any(line.endswith("in listen") for line in frames[first_worker:]):
+        elif not any(line.endswith(("in listen", "in report")) for line in frames[first_worker:]):
             # While the main thread joins the group or waits for a call, all its frames are ours: show those.
             threads.append((True, frames[:first_worker] or frames[first_worker : first_worker + 2]))
     return threads

@@ -113,6 +113,15 @@ def _fail(
     kept = unsent or (same and all_answered and divergence is None)
     if divergence is not None and not same:
         notes.append(str(divergence))
+    if first.rank in processes.launches and divergence is not None and not divergence.missing:
+        odd = divergence.odd_one()
+        others = ranks_text([rank for rank in divergence.launched if rank != odd])
+        problem = (
+            f"launched another collective than {others}, and the backend ended rank {first.rank} for it: launch "
+            "the same collectives on all ranks, in the same order"
+        )
+        headline = f"rank {odd} {problem}."
+        everyone.append(Failure(odd, "error", problem))
     if first.kind == "died" and any(
         "EnforceNotMet" in line for line in processes.echo.tail[first.rank]
     ):
@@ -137,7 +146,7 @@ def compared(
     everyone = range(processes.size)
     processes.ask(everyone, "look", detail)
     answers = processes.answers(everyone, seconds)
-    launches = {rank: look["launches"] for rank, look in answers.items()}
+    launches = processes.launches | {rank: look["launches"] for rank, look in answers.items()}
     return first_divergence(launches), len(launches) == processes.size, launches
 
 

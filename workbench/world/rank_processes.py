@@ -28,7 +28,7 @@ STOP_SECONDS = 5.0
 DEAD_CHECK_SECONDS = 0.25
 DRAIN_SECONDS = 1.0
 STACK_SECONDS = 2.0
-KINDS = "ready", "ok", "error", "load", "unsent", "aside", "progress"
+KINDS = "ready", "ok", "error", "load", "unsent", "aside", "progress", "launches"
 """What a rank sends."""
 
 
@@ -49,6 +49,7 @@ class RankProcesses:
         self.progress: Callable[[Any], None] | None = None
         self.pids: list[int] = []
         self.registrations: dict[int, bytes] = {}  # what `packed` gave when each rank got it
+        self.launches: dict[int, Any] = {}  # of ranks that C++ aborts
         self._question, self._asides = 0, dict[int, Any]()
         self._channels: list[Connection] = []
         self._gone: set[int] = set()
@@ -114,6 +115,8 @@ class RankProcesses:
                 elif event[1] == "progress":
                     if self.progress is not None:
                         self.progress(event[2])
+                elif event[1] == "launches":
+                    self.launches[rank] = event[2]
                 else:
                     if event[1] in ("died", "stuck"):
                         self._gone.add(rank)

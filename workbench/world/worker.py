@@ -6,6 +6,7 @@ goes away. It imports torch after it starts to listen, so that it notices a pool
 
 from __future__ import annotations
 
+import ctypes
 import faulthandler
 import gc
 import json
@@ -150,6 +151,25 @@ def _join(job: dict[str, Any]) -> None:
                             timeout=GROUP_TIMEOUT, device_id=device)
 
 
+def _report_before_abort(parent: Parent) -> None:
+    """Tell the pool what this rank launched before C++ aborts the process: only this rank knows it.
+
+    gloo throws in a thread of its own where a peer sends more bytes than a collective expects, and NCCL's watchdog
+    where a peer is gone. No thread catches that, so libstdc++ calls this handler and then aborts.
+    """
+    libstdcxx = ctypes.CDLL("libstdc++.so.6")  # torch has loaded it
+    set_handler, handler_type = libstdcxx._ZSt13set_terminatePFvvE, ctypes.CFUNCTYPE(None)
+    set_handler.restype = ctypes.c_void_p
+
+    def report() -> None:
+        parent.send("launches", _aside("look", "lines")["launches"])
+        default()
+
+    handler = handler_type(report)
+    default = handler_type(set_handler(handler))
+    _FOR_LIFE.callback(lambda *_: set_handler(default), handler)  # Python may be gone when C++ ends
+
+
 def _leave() -> None:
     """Destroy the process group within LEAVE_SECONDS, after the calls' objects: a CUDA graph must not outlive it."""
     bound = threading.Timer(LEAVE_SECONDS, os._exit, (0,))
@@ -166,6 +186,7 @@ def _leave() -> None:
 
     if dist.is_initialized():
         dist.destroy_process_group()
+    _FOR_LIFE.close()
 
 
 def send_progress(message: Any) -> None:
@@ -187,6 +208,7 @@ def serve() -> None:
     threading.Thread(target=parent.listen, args=(job,), daemon=True, name="parent").start()
     try:
         _join(job)
+        _report_before_abort(parent)
     except BaseException as error:
         parent.send("error", _describe(error))
         raise SystemExit(1) from None

@@ -14,7 +14,8 @@ from typing import Any, Literal
 import torch
 
 from workbench.authoring.author import author
-from workbench.checks.collectives import all_gather_object, difference, schedule
+from workbench.checks.agreement import difference, schedule
+from workbench.checks.collectives import all_gather_object
 from workbench.checks.record import step_verdicts
 from workbench.checks.verdicts import Outcome, Verdict
 from workbench.errors import WorkbenchError

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from workbench.checks import numerics
+from workbench.checks.agreement import exchange
 from workbench.checks.collectives import all_gather_object
 from workbench.checks.verdicts import Outcome
 from workbench.errors import UnusableGraph, WorkbenchError
@@ -119,18 +120,42 @@ def on_rank(recipe: Recipe, post: Post) -> Bisection:
     captured: list[Inputs] = []
     note = None if world.is_fake else lambda joint: captured.append(inputs_of(joint))
     unchecked: dict[str, str] = {}
+
+    def stage(name: str) -> None:
+        post.stage(name)
+        exchange(())  # raises what `_shared` gives on a rank that a pass before has left no usable graph
+
     try:
-        built = build(recipe.model_copy(update={"strict": False}), world, progress=post.stage, captured=note)
+        built = build(recipe.model_copy(update={"strict": False}), world, progress=stage, captured=note)
     except UnusableGraph as error:
-        first: Found | None = Found(error.passed, f"lint FAIL: {error.problem}", ranks=(world.rank,))
+        error = _shared(error)
+        problem = f"{error.check} FAIL: {error.problem}"
+        first: Found | None = Found(error.passed, problem, ranks=error.ranks or (world.rank,))
     else:
         post.stage("look at each pass")
         with closing(built.step), deterministic(recipe.training.deterministic):
             inputs = captured[0] if captured else None
             first, unchecked = first_wrong(built.records, inputs, recipe.expect.no_effect)
+        schedule = built.schedule
+        if first is None and schedule.outcome is Outcome.FAIL and schedule.evidence["pass"]:
+            first = Found(
+                schedule.evidence["pass"],
+                f"collectives FAIL: {schedule.message}",
+                ranks=(schedule.evidence["rank"],),
+            )
     where = f"a fake world of {world.size} ranks" if world.is_fake else f"{world.size} {world.kind} ranks"
     covered = ("lint", "effect", "collectives", *(() if world.is_fake else ("numerics",)))
     return Bisection(recipe.name, where, tuple(recipe.pass_names), first, unchecked, covered)
+
+
+def _shared(error: UnusableGraph) -> UnusableGraph:
+    """The error as every rank raises it: the others are at the start of a stage, or compare their collectives."""
+    try:
+        if not error.ranks:
+            exchange((), error)
+    except UnusableGraph as shared:
+        return shared
+    return error
 
 
 @dataclass(frozen=True)

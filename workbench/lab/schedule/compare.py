@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from workbench.authoring.author import author
 from workbench.authoring.authored import Authored
 from workbench.authoring.families import find_family
-from workbench.checks.collectives import Entry, difference, schedule
+from workbench.checks.agreement import Entry, difference, schedule
 from workbench.checks.verdicts import Outcome, Verdict
 from workbench.errors import WorkbenchError
 from workbench.graph.read.collectives import list_collectives
