@@ -2,12 +2,16 @@
 
     python tests/mutants/judge.py --out mutants.jsonl    (start it again to go on)
     python tests/mutants/judge.py --table mutants.jsonl benchmarks/results/mutants.json
+    python tests/mutants/judge.py --out mutants.jsonl --earlier benchmarks/results/mutants.csv
 
 A mutant stands for what a user's EXACT pass returned. lint, effect, collectives and memory judge it on a fake world of
 two ranks; of a mutant on one rank alone, the order of collectives is compared with the original's. What none of them
 fails runs on two gloo ranks against its original, bit by bit. A run that raises, or whose ranks crash or hang, counts
 as caught by running. What gives the same bits runs on three more inputs: equal there, too, it is equivalent by values;
 different there, it is a false PASS.
+
+With --earlier, a mutant that touches the nodes that it touched in an earlier table keeps what values said of it there,
+but for one of ten, which is judged again: the table says how many of these are judged otherwise.
 """
 
 from __future__ import annotations
@@ -18,9 +22,10 @@ import itertools
 import json
 import sys
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from random import Random
+from types import MappingProxyType
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the package
@@ -41,7 +46,9 @@ LEAST, LEAST_EACH = 0.99, 0.95  # of all mutants that are not equivalent, and of
 ALONE = 0.25  # of the mutants that change what a rank computes: planted on one rank
 SECONDS = 30.0  # of a run on ranks that have the subject
 START = 280.0
-COLUMNS = ("mutant", "touches", "verdict", "fails", "tells", "named by")
+COLUMNS = ("mutant", "touches", "verdict", "fails", "tells", "named by", "values")
+BY_VALUES = ("numerics", "running", "equivalent", "false PASS")
+AGAIN = 0.1  # of the mutants that an earlier table has: judged by values again
 
 
 def planted(whole: Subject, name: str) -> Iterator[tuple[running.Mutant, Any]]:
@@ -118,32 +125,48 @@ def finish(row: dict[str, Any]) -> dict[str, Any]:
     return row
 
 
+def recalled(row: dict[str, Any], earlier: dict[str, str]) -> dict[str, Any]:
+    """The row with what values said of the same mutant in an earlier table."""
+    by, named_by = earlier["verdict"], earlier["named by"]
+    caught = {by: ""} if by in ("numerics", "running") else {}
+    return row | {"caught": caught, "by": by, "named": named_by == "sentence", "located": named_by == "bisect",
+                  "values": "earlier"}
+
+
 def judge(whole: Subject, mutants: Iterable[tuple[running.Mutant, Any]], pool: RankPool | None, *,
-          locate: bool = True) -> Iterator[dict[str, Any]]:
-    """The row of each mutant of one subject, whose fake world is open. Without a pool, values judge nothing."""
+          locate: bool = True, table: Mapping[str, dict[str, str]] = MappingProxyType({})) -> Iterator[dict[str, Any]]:
+    """The row of each mutant of one subject, whose fake world is open. Without a pool, values judge nothing.
+
+    table: the lines of an earlier one, by mutant.
+    """
     for mutant, made in mutants:
-        row = light(whole, mutant, made)
+        row, earlier = light(whole, mutant, made), table.get(mutant.key)
+        if not row["caught"] and earlier and earlier["touches"].split() == row["nodes"]:
+            if Random(f"{SEED}/{mutant.key}").random() >= AGAIN:
+                yield recalled(row, earlier)
+                continue
+            row["earlier"] = earlier["verdict"]
         if row["caught"] or pool is None or by_values(pool, mutant, row, locate):
             yield finish(row)
 
 
-def judged(count: int, pool: RankPool, known: Collection[str]) -> Iterator[dict[str, Any]]:
+def judged(count: int, pool: RankPool, known: Collection[str], **options: Any) -> Iterator[dict[str, Any]]:
     """The rows of `count` mutants, as many of each subject, but for those in `known`."""
     for place, name in enumerate(NAMES):
         share = count * (place + 1) // len(NAMES) - count * place // len(NAMES)
         with fake_world(2) as world:
             whole = subject(name, world)
             mutants = itertools.islice(planted(whole, name), share)
-            yield from judge(whole, (m for m in mutants if m[0].key not in known), pool)
+            yield from judge(whole, (m for m in mutants if m[0].key not in known), pool, **options)
 
 
-def go_on(path: Path, count: int, pool: RankPool) -> Iterator[dict[str, Any]]:
+def go_on(path: Path, count: int, pool: RankPool, **options: Any) -> Iterator[dict[str, Any]]:
     """Judge the mutants that the file does not hold yet: each is written as soon as it is judged."""
     known = read(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in known), encoding="utf-8")  # without a torn last line
     with path.open("a", encoding="utf-8") as file:
-        for row in judged(count, pool, {row["key"] for row in known}):
+        for row in judged(count, pool, {row["key"] for row in known}, **options):
             file.write(json.dumps(row) + "\n")
             file.flush()
             yield row
@@ -153,6 +176,12 @@ def read(path: Path) -> list[dict[str, Any]]:
     """The rows that a run has written so far; a last line that a kill has torn is none."""
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
+def lines_of(path: Path) -> dict[str, dict[str, str]]:
+    """The lines of a table's CSV that values judged, by mutant."""
+    with path.open(encoding="utf-8", newline="") as file:
+        return {line["mutant"]: line for line in csv.DictReader(file) if line["verdict"] in BY_VALUES}
 
 
 def figures(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -172,8 +201,11 @@ def table_of(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """What benchmarks/results keeps of a run's rows."""
     equal = [row for row in rows if row["by"] == "equivalent"]
     names = dict.fromkeys(row["operator"] for row in rows)
+    again = [row for row in rows if "earlier" in row]
     return {
         "subjects": list(dict.fromkeys(row["subject"] for row in rows)),
+        "earlier": {"kept": sum(row.get("values") == "earlier" for row in rows), "again": len(again),
+                    "otherwise": [row["key"] for row in again if row["by"] != row["earlier"]]},
         "whole": {"kind": "all", **figures(rows)},
         "operators": {name: {"about": OPERATORS[name].about, "kind": OPERATORS[name].kind,
                              **figures([row for row in rows if row["operator"] == name])} for name in names},
@@ -213,20 +245,22 @@ def write_table(rows: Path, target: Path) -> None:
         for row in found:
             named_by = "sentence" if row["named"] else "bisect" if row["located"] else ""
             writer.writerow([row["key"], " ".join(row["nodes"]), row["by"], " ".join(row["caught"]),
-                             " ".join(row["told"]), named_by])
+                             " ".join(row["told"]), named_by, row.get("values", "")])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mutants", type=int, default=MUTANTS)
     parser.add_argument("--out", type=Path, default=Path("mutants.jsonl"))
+    parser.add_argument("--earlier", type=Path, metavar="CSV", help="keep what values said there of the same mutants")
     parser.add_argument("--table", nargs=2, type=Path, metavar=("ROWS", "JSON"), help="write the table and end")
     options = parser.parse_args()
     if options.table:
         write_table(*options.table)
         return
     with ranks(2, "gloo", timeout=START, echo="none") as pool:
-        for row in go_on(options.out, options.mutants, pool):
+        table = lines_of(options.earlier) if options.earlier else {}
+        for row in go_on(options.out, options.mutants, pool, table=table):
             print(f"\r{row['key']:<80} {row['by']:<12}", end="", file=sys.stderr)
 
 
