@@ -204,6 +204,7 @@ def test_a_fault_on_one_rank_is_shown_with_its_rank(pool2: RankPool) -> None:
     report = mine(pool2, "wrong_on_one", _rounded_on_rank_1)
     assert not report.ok
     assert report.schedule.outcome is Outcome.FAIL and "computed otherwise" in report.schedule.message
+    assert report.schedule.message.startswith("behind pass 'wrong_on_one', rank 1 would run ")
     assert report.pass_row("wrong_on_one").verdict("numerics").message.startswith("rank ")
     assert "FAIL" in report.table()
 

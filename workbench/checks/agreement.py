@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
@@ -138,15 +139,16 @@ def exchange(graphs: Sequence[GraphModule], broken: UnusableGraph | None = None)
 def agree_on_collectives(pair: Partitioned) -> Verdict:
     """Compare the ordered collectives of all ranks, before any of them runs. Every rank must call it.
 
-    A FAIL's evidence has the `pass` behind which the ranks differ, or "". Where the launches do not match, they would
-    hang: raises UnusableGraph on every rank, or WorkbenchError without such a pass.
+    A FAIL names the pass behind which the ranks differ, which its evidence has as `pass`, or "" there. Where the
+    launches do not match, they would hang: raises UnusableGraph on every rank, or WorkbenchError without such a pass.
     """
     verdict = exchange(pair.graphs, pair.broken)
     if verdict.outcome is not Outcome.FAIL:
         return verdict
     passed = verdict.evidence["pass"] = _parting_pass(pair.known.records)
     if verdict.evidence["runs"]:
-        return verdict
+        behind = f"behind pass {passed!r}, " if passed else ""
+        return replace(verdict, message=behind + verdict.message)
     if not passed:
         raise WorkbenchError(verdict.message)
     raise UnusableGraph(passed, verdict.message, "collectives", (verdict.evidence["rank"],))
