@@ -116,7 +116,7 @@ def test_the_glossary_says_each_used_term_in_two_sentences() -> None:
     counts = {term: len(re.findall(r"[.](?=\s|$)", entry)) for term, entry in zip(terms, entries, strict=True)}
     assert {term: count for term, count in counts.items() if count not in (1, 2)} == {} and len(terms) > 40
     texts = [path.read_text() for path in DOCUMENTS if path.name != "glossary.md"]
-    texts += [path.read_text() for path in (ROOT / "notebooks").glob("*.ipynb")]
+    texts += [path.read_text() for path in (*(ROOT / "notebooks").glob("*.ipynb"), *(ROOT / "workbench").rglob("*.py"))]
     assert unused(terms, "\n".join(texts)) == []
     assert unused(["saved tensors", "level light", "roofline"], "Saved tensors, [light](x#level-light)") == ["roofline"]
 
