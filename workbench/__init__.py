@@ -25,7 +25,7 @@ _NAMES_BY_MODULE = {
     "graph.patterns": "Replaced find_nodes replace_pattern",
     "graph.read.cost": "device_spec",
     "graph.read.nodes": "provenance",
-    "graph.replay_rehearsal": "rehearse",
+    "notebook.replay_rehearsal": "rehearse",
     "lab.compile_backend.backend": "as_backend",
     "lab.graph_passes.graph_pass": "as_graph_pass",
     "lab.schedule.compare": "compare_schedules",

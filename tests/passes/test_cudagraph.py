@@ -10,9 +10,9 @@ from workbench import author_module, capture, load_recipe, partition, run, run_p
 from workbench.authoring.plans import ParallelPlan
 from workbench.checks.verdicts import Outcome
 from workbench.errors import WorkbenchError
-from workbench.graph import replay_rehearsal
 from workbench.graph.lower import compile_step
-from workbench.graph.replay_rehearsal import Rehearsal
+from workbench.notebook import replay_rehearsal
+from workbench.notebook.replay_rehearsal import Rehearsal
 from workbench.recipe.recipe import RecipeError
 from workbench.recipe.sections import PassSpec
 from workbench.torch_api import cuda_graphs

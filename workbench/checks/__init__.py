@@ -4,7 +4,6 @@
     authoring      whether the model was put on its mesh rightly
     collectives    bytes conserved
     effect         whether the pass had its intended effect
-    lineage        a node through every pass
     lint           whether the next stage can run the graph
     metadata       whether meta['val'] fits the operator's result
     numerics       whether the values stay within the contract

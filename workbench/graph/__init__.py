@@ -14,5 +14,4 @@
     partition         joint graph to forward and backward
     patterns          find nodes, replace subgraphs
     read              what a graph holds, moves, costs and keeps
-    replay_rehearsal  a stand-in for CUDA graphs on a CPU
 """

@@ -12,9 +12,9 @@ from lab.whole_step.step_faults import FAULTS, updates_before_the_last_read
 from lab.whole_step.whole_steps import state
 from workbench import ParallelPlan, WorkbenchError, World, author_module, capture, partition, run_partitioned
 from workbench.graph.lower import bind
-from workbench.graph.replay_rehearsal import Rehearsal
 from workbench.lab.whole_step.join import PAIR, Update, join, require_joinable
 from workbench.lab.whole_step.step import WholeStep
+from workbench.notebook.replay_rehearsal import Rehearsal
 from workbench.torch_api import cuda_graphs
 
 ALONE = World("gloo", 1, 0, torch.device("cpu"))

@@ -8,6 +8,7 @@ a few lines, and they ask the kernel for their contents.
     graph       the graph as boxes that open
     graph_tree  a graph as a tree of modules
     kernels     generated code beside its nodes
+    lineage     a node through every pass
     memory      live bytes, to zoom into
     node_facts  all that a graph knows of one node
     placement   placements that a graph implies

@@ -9,11 +9,11 @@ import traitlets
 from ipywidgets import Button, Checkbox, Text
 from torch.fx import GraphModule
 
-from workbench.checks.lineage import history
 from workbench.checks.record import PassRecord
 from workbench.graph.facts import facts_of
 from workbench.notebook.views.boxes import draw
 from workbench.notebook.views.graph_tree import GraphTree
+from workbench.notebook.views.lineage import history
 from workbench.notebook.views.node_facts import node_facts
 from workbench.notebook.views.placement import Placed, placement_of
 from workbench.notebook.views.view import View

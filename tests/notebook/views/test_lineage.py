@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from workbench.checks.lineage import history
+from workbench.notebook.views.lineage import history
 
 
 @pytest.fixture(scope="module")
