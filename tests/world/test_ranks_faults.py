@@ -101,7 +101,8 @@ def test_a_collective_that_nobody_reads_on_one_rank_is_named_though_cpp_aborts_t
     )
     text = str(error)
     assert "  rank 0: the process was killed by SIGABRT" in text
-    assert re.search(r"The ranks part at collective \d+ of group default_pg \(ranks 0, 1\):\n  rank 0: all_reduce of", text)
+    parts = r"The ranks part at collective \d+ of group default_pg \(ranks 0, 1\):\n  rank 0: all_reduce of"
+    assert re.search(parts, text)
     assert "  rank 1: all_reduce of float32 [400000], in leaves_one_unread (test_ranks_faults.py, line" in text
     assert "in total" in text and "in report" not in text  # where rank 0 was, and not what told the pool
 
