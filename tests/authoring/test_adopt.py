@@ -7,18 +7,23 @@ from typing import Any
 
 import pytest
 import torch
-from fsdp2_models import DIM, Tiny
+from fsdp2_models import DIM, TP, Tiny
 from torch import nn
+from torch.distributed import fsdp
 from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor.parallel import parallelize_module
 
 from workbench.authoring.adopt import UNIT, adopt, adopted
 from workbench.authoring.plans import AuthoringError
 from workbench.authoring.simple_fsdp import GATHERS
+from workbench.torch_api.distributed.fsdp2 import FSDPParameter, FSDPUnit
 from workbench.world.fake import fake_world
+
+pytestmark = pytest.mark.compat
 
 
 @pytest.fixture(autouse=True)
@@ -96,6 +101,8 @@ MODELS: dict[str, tuple[Callable[[], Any], str]] = {
                        "gradients are not synchronised: call set_requires_gradient_sync(True) before"),
     "hook": (lambda: sharded(lambda model: lambda: model.set_all_reduce_hook(print)),
              "the model communicates in its own way: leave out set_all_reduce_hook and the like"),
+    "unused": (lambda: sharded(lambda model: lambda: model.set_reduce_scatter_unused_params(True)),
+               "unused parameters get zero gradients: leave out set_reduce_scatter_unused_params"),
     "divisor": (lambda: sharded(lambda model: lambda: model.set_gradient_divide_factor(3.0)),
                 "parameter embed.weight has a gradient divided by 3: give set_gradient_divide_factor a power of two"),
 }
@@ -124,11 +131,11 @@ def test_units_on_different_meshes_and_meshes_of_other_axes_are_refused():
         spread = DTensor.from_local(parameter.detach(), mesh, (Replicate(), Replicate()))
         module = model.get_submodule(name.rpartition(".")[0])
         setattr(module, name.rpartition(".")[2], nn.Parameter(spread))
-    fsdp = pytest.importorskip("torch.distributed.fsdp")
-    fully_shard(model, mesh=mesh, dp_mesh_dims=fsdp.DataParallelMeshDims(shard="dp"))
-    assert refusal(model) == (
-        "parameter embed.weight is on a mesh of all axes: call fully_shard with the data-parallel ones, without "
-        "dp_mesh_dims")
+    if hasattr(fsdp, "DataParallelMeshDims"):  # not in 2.11
+        fully_shard(model, mesh=mesh, dp_mesh_dims=fsdp.DataParallelMeshDims(shard="dp"))
+        assert refusal(model) == (
+            "parameter embed.weight is on a mesh of all axes: call fully_shard with the data-parallel ones, without "
+            "dp_mesh_dims")
 
 
 def test_twice_and_half_adopted_models_are_refused():
@@ -172,8 +179,6 @@ def test_mixed_precision_and_divisors_become_those_of_the_gathers():
     inner, outer = gather(model, "layers.0.down"), gather(model, "head")
     assert (inner.factor, outer.factor) == (1.0, None)
     assert (inner.precision.param, inner.precision.reduce) == (torch.float32, torch.float32)
-    from torch.distributed.fsdp import MixedPrecisionPolicy
-
     half = adopt(sharded(mp_policy=MixedPrecisionPolicy(torch.float16)))
     assert gather(half, "head").precision.reduce == torch.float16 and gather(half, "head").factor == 1 / 4
 
@@ -213,3 +218,28 @@ def test_a_cuda_graph_that_is_being_recorded_is_refused(monkeypatch):
     for name in ("is_available", "is_current_stream_capturing"):
         monkeypatch.setattr(torch.cuda, name, lambda: True)
     assert refusal(model) == "a CUDA graph is being recorded: call it before"
+
+
+class Older:
+    """FSDP2's private objects under the names of torch 2.11."""
+
+    def __init__(self, new: Any) -> None:
+        self.new = new
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("_fsdp_param_groups", "_unsharded_dtensor_spec"):
+            raise AttributeError(name)
+        return getattr(self.new, "_unsharded_dtensor_spec" if name == "_tp_spec" else name)
+
+
+def test_the_names_of_an_older_torch_are_read_too():
+    model, mesh = Tiny(), of_two_axes(data=2, model=2)
+    parallelize_module(model.layers[0], mesh["model"], TP)
+    state = fully_shard(model, mesh=mesh["data"])._get_fsdp_state()
+    paths = {module: path for path, module in model.named_modules()}
+    assert FSDPUnit(Older(state), None, paths).groups == FSDPUnit(state, None, paths).groups != []
+    for group in FSDPUnit(state, None, paths).groups:
+        for private in group.fsdp_params:
+            now, then = FSDPParameter(private, group, paths), FSDPParameter(Older(private), group, paths)
+            parallel = any(name in now.name for name in ("attention", "up", "down"))
+            assert now.layout == then.layout and (now.tp is not None) == parallel

@@ -17,7 +17,7 @@ from workbench.authoring.adopt import adopt
 from workbench.authoring.plans import AuthoringError
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
-pytestmark = pytest.mark.ranks
+pytestmark = [pytest.mark.ranks, pytest.mark.compat]
 
 TWO = {
     "a unit of two modules, columns": Case({"dp": 2}, {"layers": 2}, tail=True, columns=True, microbatches=2),

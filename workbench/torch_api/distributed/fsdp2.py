@@ -114,6 +114,8 @@ class FSDPUnit:
         for group in self.groups:
             if not (group.reduce_grads and group.all_reduce_grads):
                 yield "gradients are not synchronised: call set_requires_gradient_sync(True) before"
+            if getattr(group, "reduce_scatter_unused_params", False):
+                yield "unused parameters get zero gradients: leave out set_reduce_scatter_unused_params"
             if group._all_reduce_hook or not type(group._reduce_scatter_comm).__module__.startswith("torch."):
                 where = self.paths[0] or "the model"
                 yield f"{where} communicates in its own way: leave out set_all_reduce_hook and the like"
