@@ -138,8 +138,8 @@ def test_without_the_lab_the_core_lists_its_passes_and_builds_the_tour(tmp_path:
     listed, built, *refused = python("-c", LISTED + ALONE, path=(folder,)).stdout.splitlines()
     left = listed.split()
     core = {path.stem for path in (ROOT / "workbench/passes").glob("*.py")}
-    core |= {"capture.joint", "check.order", "level.full", "training.step.pair"}
-    assert set(left) <= core and len(left) == 14
+    core |= {"capture.joint", "check.agreement", "check.order", "level.full", "training.step.pair"}
+    assert set(left) <= core and len(left) == 16
     assert set(built.split()) == {"PASS"}
     missing = "this needs the folder workbench/lab/weights, which is missing: install the workbench again"
     asked = "checkpoints c", "save_weights", "model.weights 'w'"
