@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from workbench.checks.collectives import all_gather_object
 from workbench.checks.numerics import compare, verdict
 from workbench.checks.verdicts import Outcome, Verdict, worst
 from workbench.errors import WorkbenchError
@@ -23,7 +22,7 @@ from workbench.recipe.contracts import CONTRACTS, Numerics, PassContract, Stage
 from workbench.recipe.recipe import Recipe
 from workbench.recipe.wording import aligned, counted, first_line
 from workbench.torch_api.restoring import shard_of
-from workbench.world.mesh import current_world
+from workbench.world.mesh import all_gather_object, current_world
 from workbench.world.ranks import RankPool
 from workbench_lessons.l17_two_captures.differences import CAPTURES, CaptureDifference, compare_operators
 

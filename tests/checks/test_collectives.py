@@ -77,7 +77,7 @@ def test_the_rank_that_departs_from_most_is_named(fake4):
 
 
 def test_a_tensor_that_one_rank_pads_and_another_does_not_is_the_same(fake4):
-    """As the ranks do whose part of a gradient has a row less."""
+    """One rank's part of a gradient has fewer rows than the others' parts, so that rank pads it."""
     def whole(x):
         return [C10D.wait_tensor(C10D.reduce_scatter_tensor(x.relu(), "sum", 4, group_name()))]
 

@@ -5,7 +5,6 @@ from graphs_by_hand import C10D, group_name, trace
 from on_ranks import calls, insert, key_biased, small, user_pass
 
 from workbench.authoring.author import author, author_module
-from workbench.checks.collectives import all_gather_object
 from workbench.checks.numerics import allowance, compare, verdict
 from workbench.checks.record import PassRecord
 from workbench.checks.verdicts import Outcome
@@ -18,7 +17,7 @@ from workbench.pipeline.run_passes import run_joint, run_partitioned
 from workbench.recipe.contracts import Numerics, PassContract, Stage
 from workbench.torch_api.aot import clone, gradient_of
 from workbench.world.fake import fake_world
-from workbench.world.mesh import World
+from workbench.world.mesh import World, all_gather_object
 
 pytestmark = pytest.mark.integration
 

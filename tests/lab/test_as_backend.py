@@ -10,6 +10,7 @@ from typing import Any
 import cloudpickle
 import pytest
 import torch
+from blocks import Block
 from on_ranks import FSDP_TP, calls, gradients, small, user_pass
 from torch import nn
 
@@ -21,15 +22,6 @@ from workbench.torch_api.aot import parameter_of
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 LIGHT = ["lint", "effect", "collectives"]
-
-
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.down(torch.relu(self.up(x)))
 
 
 class Mlp(nn.Module):

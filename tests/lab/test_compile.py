@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from blocks import Block
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
@@ -24,15 +25,6 @@ class Result:
     loss: torch.Tensor | None
     logits: torch.Tensor
     name: str = "result"
-
-
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.down(torch.relu(self.up(x)))
 
 
 class Net(nn.Module):
@@ -244,7 +236,7 @@ REFUSED: list[tuple[nn.Module, dict[str, Any], str]] = [
     (NET, {"example": {"x": X, "z": Y}}, "example= does not fit forward(x, y, scale): got an unexpected keyword "
                                          "argument 'z'"),
     (NET, {"example": (X.to("meta"), Y)}, "example= has a tensor on meta, and the model is on cpu"),
-    (NET, {"example": (X[:, :4], Y)}, "module blocks.0.up cannot be captured at test_compile.py"),
+    (NET, {"example": (X[:, :4], Y)}, "module blocks.0.up cannot be captured at blocks.py"),
     (Branches(), {}, "it cannot be captured at test_compile.py"),
     (Net("number"), {}, "its forward returns no tensor"),
     (Cached(), {"example": (X, Y, True)}, "its forward returns a Cache, in which torch finds no tensors: return them"),

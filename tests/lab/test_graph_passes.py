@@ -10,6 +10,7 @@ from typing import Any
 import cloudpickle
 import pytest
 import torch
+from blocks import Block
 from on_ranks import FSDP_TP, calls, small, user_pass
 from torch import nn
 
@@ -30,15 +31,6 @@ TRAINER = pytest.mark.skipif(
     not GRAPH_TRAINER.is_dir() and not os.environ.get("CI"),
     reason="needs torchtitan 0.3.0: pip install --no-deps --target .venv/graph_trainer torchtitan==0.3.0 "
            "spmd_types==0.2.3")
-
-
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.down(torch.relu(self.up(x)))
 
 
 class Body(nn.Module):

@@ -16,7 +16,6 @@ from mutants.subjects import Subject, subject
 from torch.fx import GraphModule
 
 from workbench.checks import agreement
-from workbench.checks.collectives import all_gather_object
 from workbench.checks.numerics import verdict
 from workbench.checks.operands import gradient_digests
 from workbench.checks.record import PassRecord
@@ -31,7 +30,7 @@ from workbench.recipe.wording import first_line
 from workbench.torch_api.determinism import deterministic
 from workbench.torch_api.distributed.fake import without_log
 from workbench.torch_api.distributed.symmetric_memory import as_two_operators
-from workbench.world.mesh import current_world
+from workbench.world.mesh import all_gather_object, current_world
 
 NAME = "mutant"
 OTHER_INPUTS = 3

@@ -15,7 +15,6 @@ from workbench.graph.read.collectives import Collective
 from workbench.passes.registry import Graphs, RegisteredPass
 from workbench.recipe.wording import counted, differing
 from workbench.torch_api.ops import group_ranks
-from workbench.world.mesh import all_gather_object as all_gather_object
 
 Moved = Counter[tuple[str, str, str]]
 

@@ -43,7 +43,6 @@ class ReshardOptions(Options):
     policy: Literal["always", "never"] = "always"
 
 
-
 def tags_differ(before: Graphs, after: Graphs, options: ReshardOptions) -> Effect:
     """The tag of some node differs from before."""
 

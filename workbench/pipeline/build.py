@@ -13,7 +13,6 @@ from torch.fx import GraphModule
 
 from workbench.authoring.author import author
 from workbench.authoring.authored import Authored
-from workbench.checks.collectives import all_gather_object
 from workbench.checks.record import step_verdicts
 from workbench.checks.verdicts import Verdict
 from workbench.errors import WorkbenchError
@@ -31,7 +30,7 @@ from workbench.recipe.rules import cuda_reasons
 from workbench.torch_api.determinism import deterministic
 from workbench.torch_api.garbage import uncollected
 from workbench.torch_api.supported import require_compiler
-from workbench.world.mesh import World
+from workbench.world.mesh import World, all_gather_object
 
 
 @dataclass

@@ -10,7 +10,6 @@ from typing import Any, Literal, TypeGuard, TypeVar
 
 import torch.distributed as dist
 
-from workbench.checks.collectives import all_gather_object
 from workbench.errors import WorkbenchError
 from workbench.pipeline.build import check_buildable
 from workbench.pipeline.progress import Post, Progress, Teller, telling
@@ -21,7 +20,7 @@ from workbench.torch_api.distributed.gloo import one_worker_thread
 from workbench.torch_api.distributed.nccl import own_gpu
 from workbench.torch_api.supported import require_torch
 from workbench.world.fake import fake_world
-from workbench.world.mesh import World, WorldError, current_world
+from workbench.world.mesh import World, WorldError, all_gather_object, current_world
 from workbench.world.ranks import RankPool, ranks, resolve
 from workbench.world.worker import send_progress
 

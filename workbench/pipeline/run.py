@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from workbench.checks.collectives import all_gather_object
 from workbench.checks.order import times_of
 from workbench.checks.verdicts import Outcome, Verdict, worst
 from workbench.errors import WorkbenchError
@@ -34,7 +33,7 @@ from workbench.pipeline.train import Batches, Training, check_saving, recipe_of,
 from workbench.recipe.files import write_whole
 from workbench.recipe.recipe import Recipe
 from workbench.torch_api.restoring import restoring_module
-from workbench.world.mesh import World, current_world
+from workbench.world.mesh import World, all_gather_object, current_world
 from workbench.world.ranks import RankPool
 
 

@@ -15,7 +15,6 @@ import torch
 
 from workbench.authoring.author import author
 from workbench.checks.agreement import difference, schedule
-from workbench.checks.collectives import all_gather_object
 from workbench.checks.record import step_verdicts
 from workbench.checks.verdicts import Outcome, Verdict
 from workbench.errors import WorkbenchError
@@ -43,7 +42,7 @@ from workbench.torch_api.determinism import deterministic
 from workbench.torch_api.garbage import uncollected
 from workbench.torch_api.inductor.carried import install_kernels, kernels_kept, rebuild
 from workbench.world.fake import fake_world
-from workbench.world.mesh import World, current_world
+from workbench.world.mesh import World, all_gather_object, current_world
 from workbench.world.ranks import RankPool, resolve
 
 LATER = ("training.steps", "training.lr", "training.read_loss_every", "data.path")

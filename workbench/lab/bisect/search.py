@@ -14,7 +14,6 @@ import torch
 
 from workbench.checks import numerics
 from workbench.checks.agreement import exchange
-from workbench.checks.collectives import all_gather_object
 from workbench.checks.verdicts import Outcome
 from workbench.errors import UnusableGraph, WorkbenchError
 from workbench.graph.capture import JointGraph
@@ -39,7 +38,7 @@ from workbench.recipe.recipe import Recipe
 from workbench.recipe.wording import first_line, json_text
 from workbench.tools.command_end import FAILED, PASSED, first_rank
 from workbench.torch_api.determinism import deterministic
-from workbench.world.mesh import current_world
+from workbench.world.mesh import all_gather_object, current_world
 from workbench.world.ranks import RankPool
 
 

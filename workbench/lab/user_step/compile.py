@@ -190,7 +190,7 @@ class UserStep:
         try:
             batch = self._batch(args, keywords)
             what, reason = self._why_eager(batch)
-            if not reason:
+            if not reason and self._group is not None:  # one rank's step asks by itself
                 self.built.step.pair.inputs.require(type(self.model).__name__, batch)
         except WorkbenchError as error:
             refusal = error

@@ -19,13 +19,13 @@ from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LRScheduler
 
 from workbench.authoring.authored import Authored
-from workbench.checks.collectives import all_gather_object
 from workbench.errors import WorkbenchError, full_disk
 from workbench.recipe.files import write_whole
 from workbench.recipe.recipe import Recipe
 from workbench.recipe.wording import mesh_text
 from workbench.torch_api.determinism import random_state, set_random_state
 from workbench.torch_api.distributed.adamw import STATE, scalar_dtype
+from workbench.world.mesh import all_gather_object
 
 ABOUT, SAVING, FORMAT = "about.json", ".saving", 4
 

@@ -18,7 +18,6 @@ from torch.fx import GraphModule, Node
 
 from workbench.authoring.authored import Authored
 from workbench.checks.authoring import Authoring
-from workbench.checks.collectives import all_gather_object
 from workbench.graph.read.nodes import module_path
 from workbench.pipeline.expert_load import routed_layers
 from workbench.pipeline.proofs.two_steps import differentiate
@@ -26,7 +25,7 @@ from workbench.recipe.wording import first_line
 from workbench.torch_api.ops import calls_of, is_random, may_be_random
 from workbench.torch_api.restoring import restoring_module
 from workbench.torch_api.tree import tree_map
-from workbench.world.mesh import coordinates
+from workbench.world.mesh import all_gather_object, coordinates
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 5e-2}
 """Norm-relative, for sums in another order through all layers, by the dtype of the computation."""

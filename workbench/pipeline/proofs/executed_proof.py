@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from workbench.checks.collectives import all_gather_object
 from workbench.checks.verdicts import Outcome
 from workbench.graph.facts import Known
 from workbench.pipeline.step_profile import profiled
 from workbench.torch_api.devices.float8 import operators_run
+from workbench.world.mesh import all_gather_object
 
 
 def note_executed(known: Known, step: Callable[[], Any]) -> None:

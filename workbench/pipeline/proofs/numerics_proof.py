@@ -13,7 +13,6 @@ from torch.fx import GraphModule
 
 from workbench.authoring.authored import Authored
 from workbench.checks import numerics
-from workbench.checks.collectives import all_gather_object
 from workbench.checks.numerics import Comparison, copies
 from workbench.checks.record import check_eager
 from workbench.checks.verdicts import Verdict
@@ -36,6 +35,7 @@ from workbench.torch_api import aot
 from workbench.torch_api import tree as pytree
 from workbench.torch_api.determinism import deterministic, seeded
 from workbench.torch_api.restoring import restoring, restoring_module
+from workbench.world.mesh import all_gather_object
 
 Inputs = dict[tuple[str, ...], tuple[list[Any], list[Any]]]
 _ORDER = (Numerics.EXACT, Numerics.REDUCTION_ORDER, Numerics.LOSSY)
