@@ -4,12 +4,6 @@ from collections.abc import Callable
 from itertools import pairwise
 
 
-def floor(kinds_of, eager, found) -> float:
-    """Products, attention and the optimizer stay of the whole span."""
-    ms = kinds_of(eager)
-    return round(found["eager"].steps[-1].span_ms / (ms["matmuls"] + ms["attention"] + ms["optimizer"]), 2)
-
-
 def late(gaps_of, eager) -> tuple[float, float]:
     """Gaps whose next kernel was launched after the gap began, in milliseconds: in the first 2 ms, and later."""
     sums, start = [0.0, 0.0], eager.events[0].begin
@@ -34,6 +28,6 @@ def exposed_time() -> Callable:
 
 
 def remedy(kinds_of, third) -> tuple[str, float]:
-    """Little is exposed or idle; fusion can remove copies and the rest at most."""
-    ms = kinds_of(third.traced[-1])
-    return "full_inductor_compilation", ms["copies"] + ms["rest"]
+    """Compute above the floor is the largest loss, and fusion can remove that at most."""
+    step, ms = third.steps[-1], kinds_of(third.traced[-1])
+    return "full_inductor_compilation", step.compute_ms - ms["matmuls"] - ms["attention"] - ms["optimizer"]

@@ -27,8 +27,8 @@ KINDS = {
 }
 """Parts of a kernel's name that tell its kind; what has none of them is pointwise, a norm or the loss."""
 REST, FLOOR = "rest", ("matmuls", "attention", "optimizer")
-THIRD, FUSED = "llama3_block_bucketing_cudagraph", "llama3_full_inductor_block_bucketing_cudagraph"
-"""The job of the checkpoint "remedy", and the job that differs from it in Inductor alone."""
+THIRD, FUSED = "eager", "compile"
+"""The job of the checkpoint "remedy", and the job that differs from it by torch.compile for each block."""
 Span = tuple[str, int, float, float, float]
 """A kernel: its name, its stream, and in microseconds when the CPU launched it, when it began and when it ended."""
 
@@ -67,7 +67,6 @@ def met(begins: Mapping[str, float], transfer: float) -> dict[str, list[Span]]:
     """One all-gather on each rank, by rank: each kernel begins when it can, and all end with the transfer."""
     end = max(begins.values()) + transfer
     return {rank: [("nccl gather", 20, begin, begin, end)] for rank, begin in begins.items()}
-
 
 
 def lanes(spans: Sequence[Span], us: int) -> str:
@@ -131,13 +130,15 @@ def aligned(ranks: Sequence[TracedStep]) -> list[list[Span]]:
             for spans, late in zip(listed, (max(ends) - own for own in ends), strict=True)]
 
 
-def until(ms: float, steps: Mapping[str, Sequence[Span]]) -> dict[str, list[Span]]:
-    """The first `ms` milliseconds of each step's kernels, by a title that says when the first one begins."""
-    last, found = 1e3 * ms, {}
+def window(begin_ms: float, end_ms: float, steps: Mapping[str, Sequence[Span]]) -> dict[str, list[Span]]:
+    """What of each step's kernels runs between two times, which are its 0 and its end."""
+    first, last = 1e3 * begin_ms, 1e3 * end_ms
+    clipped: dict[str, list[Span]] = {}
     for title, spans in steps.items():
-        own = [(*rest, begin, min(end, last)) for *rest, begin, end in spans if begin < last]
-        found[f"{title}, {spans[0][3] / 1e3:.0f} to {ms:.0f} ms"] = own
-    return found  # type: ignore[return-value]
+        inside = [span for span in spans if span[3] < last and span[4] > first]
+        clipped[title] = [(name, stream, launched - first, max(begin, first) - first, min(end, last) - first)
+                          for name, stream, launched, begin, end in inside]
+    return clipped
 
 
 def longest_late(step: TracedStep, most: int) -> tuple[list[tuple[str, str, str, str]], str]:
@@ -195,7 +196,6 @@ def causes(step: StepOrder, traced: TracedStep) -> tuple[int, float, float, floa
     return gathers, exposed, least, most, empty
 
 
-
 def last_of(order: TraceOrder) -> list[tuple[StepOrder, TracedStep]]:
     """Each rank's last step: what was found in it, and its kernels."""
     both = zip(order.steps, order.traced, strict=True)
@@ -205,7 +205,6 @@ def last_of(order: TraceOrder) -> list[tuple[StepOrder, TracedStep]]:
 def third_job() -> TraceOrder:
     """Both ranks' traces of the job that the checkpoint asks for."""
     return read_order([recorded(THIRD, rank, gpus=2) for rank in (0, 1)])
-
 
 
 def floor_ms(step: TracedStep) -> float:
@@ -221,9 +220,6 @@ def late_gaps(step: TracedStep) -> list[tuple[float, float, float]]:
 def late_ms(step: TracedStep) -> float:
     """Milliseconds in which the GPU is idle because the CPU was late."""
     return sum(end - begin for begin, end, _ in late_gaps(step)) / 1e3
-
-
-
 
 
 def late_parts(step: TracedStep, early_us: float = 2000) -> tuple[float, float]:
@@ -247,9 +243,10 @@ def report(paths: Sequence[Path | str]) -> str:
         first, later = late_parts(traced, 1e3 * early_ms)
         lines += ["", step.step + ("" if step.rank is None else f" of rank {step.rank}"),
                   ", ".join(f"{kind} {ms:.1f} ms" for kind, ms in kinds_of(traced).items()),
-                  "longest in rest: " + ", ".join(f"{name} {ms:.1f} ms" for name, ms in top_of(traced, REST)),
-                  f"compute less the floor {step.compute_ms - floor_ms(traced):.1f} ms; the CPU was late for "
-                  f"{first:.2f} ms in gaps of the first {early_ms:.2g} ms, for {later:.2f} ms later"]
+                  "longest in rest:", *(f"  {ms:.1f} ms {name}" for name, ms in top_of(traced, REST)),
+                  f"compute less the floor {step.compute_ms - floor_ms(traced):.1f} ms",
+                  f"the CPU was late for {first:.2f} ms in gaps of the first {early_ms:.2g} ms, "
+                  f"for {later:.2f} ms later"]
         known = all(c.waits_ms is not None for c in step.collectives)
         for kind, number, _, exposed, least, most, empty in exposed_by(step, traced):
             waits = f"waits for another rank {least:.2f} to {most:.2f} ms" if known else "waits: read all ranks' traces"
