@@ -5,5 +5,4 @@
     measured_steps  steps of one layer on a GPU
     pictures        from where a recording reads its inputs
     rehearsed       a small model's step to record, and loops that train it
-    whole_sum       a grader: an exact sum
 """

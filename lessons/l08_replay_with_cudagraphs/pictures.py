@@ -1,8 +1,8 @@
-"""From where a CUDA graph reads its inputs, as a picture and as a table."""
+"""From where a CUDA graph reads its inputs, as a picture."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from matplotlib.patches import FancyBboxPatch, Patch
@@ -10,7 +10,7 @@ from matplotlib.patches import FancyBboxPatch, Patch
 from workbench.errors import WorkbenchError
 from workbench.graph.read.replay import Replay
 from workbench.notebook.draw.colors import FAINT, GREY, INK, PAPER, YELLOW
-from workbench.notebook.draw.picture import Picture, Table, finish, new_figure, shortened
+from workbench.notebook.draw.picture import Picture, finish, new_figure, shortened
 from workbench.passes.cudagraph import CUDAGraphRunner
 from workbench.pipeline.run_passes import PassRecord
 from workbench.recipe.wording import few
@@ -23,16 +23,17 @@ MOST = 60
 """The most inputs in one picture."""
 
 
-def addresses(record: PassRecord) -> Picture:
+def addresses(record: PassRecord, names: Mapping[str, str]) -> Picture:
     """From where each CUDA graph reads its inputs: at their own address, or in a copy that belongs to the recording.
 
-    An input that lies in the memory of an earlier graph names it: that graph's copy, or its result.
+    An input that lies in the memory of an earlier graph names it: that graph's copy, or its result. names: what to call
+    inputs of the graphs that are no parameters.
 
     Raises WorkbenchError for the record of another pass, and where there are more than MOST inputs.
     """
     found = recorded(record)
     if (count := sum(len(f.inputs) for f in found)) > MOST:
-        raise WorkbenchError(f"{count:,} inputs are too many for a picture: `replay` lists them")
+        raise WorkbenchError(f"{count:,} inputs are too many for a picture")
     high = sum(len(f.inputs) + 0.7 for f in found)
     figure = new_figure(9.6, 0.5 + 0.34 * high)
     axes = figure.add_subplot()
@@ -41,12 +42,13 @@ def addresses(record: PassRecord) -> Picture:
     top, lines = 0.0, ["addresses of the CUDA graphs"]
     for i, f in enumerate(found):
         origins = _origins(f, found[:i])
+        labels = {x.name: x.parameter or names.get(x.name, x.name) for x in f.inputs}
         rows = max(len(f.inputs), 1)
         _box(axes, 7.2, top + (rows - 1) / 2, 1.5, rows - 0.25, f"{f.graph}:\nCUDA graph", FAINT)
         _box(axes, 9.3, top + (rows - 1) / 2, 1.2, rows - 0.25, "results", YELLOW)
         _arrow(axes, 7.95, 8.7, top + (rows - 1) / 2)
         for y, x in enumerate(f.inputs):
-            text = shortened(x.parameter or x.name, 30) + origins.get(x.name, "")
+            text = shortened(labels[x.name], 30) + origins.get(x.name, "")
             _box(axes, 1.4, top + y, 2.6, 0.72, text, YELLOW if x.static else PAPER)
             if x.static:
                 _arrow(axes, 2.7, 6.45, top + y)
@@ -54,8 +56,8 @@ def addresses(record: PassRecord) -> Picture:
                 _box(axes, 4.6, top + y, 1.7, 0.72, "copy", YELLOW)
                 _arrow(axes, 2.7, 3.75, top + y)
                 _arrow(axes, 5.45, 6.45, top + y)
-        lines.append(f"{f.graph}: reads {few([x.parameter or x.name for x in f.static], 6) or 'no input'} in place; "
-                     f"copies {few([x.name for x in f.copied], 6) or 'no input'}")
+        lines.append(f"{f.graph}: reads {few([labels[x.name] for x in f.static], 6) or 'no input'} in place; "
+                     f"copies {few([labels[x.name] for x in f.copied], 6) or 'no input'}")
         top += rows + 0.7
     figure.legend(handles=[Patch(facecolor=YELLOW, edgecolor=GREY, label="at the same address in each replay"),
                            Patch(facecolor=PAPER, edgecolor=GREY, label="elsewhere in each step")],
@@ -80,32 +82,6 @@ def _box(axes: Axes, x: float, y: float, wide: float, high: float, text: str, fi
 
 def _arrow(axes: Axes, start: float, end: float, y: float) -> None:
     axes.annotate("", (end, y), (start, y), arrowprops={"arrowstyle": "-|>", "color": INK, "shrinkA": 0, "shrinkB": 0})
-
-
-def replay(record: PassRecord) -> Table:
-    """The inputs of the CUDA graphs, static or copied, and their memory and launches; addresses are in the HTML only.
-
-    Raises WorkbenchError for the record of another pass.
-    """
-    found = recorded(record)
-    addresses = ["" if x.address is None else f"{x.address:#x}" for f in found for x in f.inputs]
-    rows: list[tuple[Any, ...]] = [
-        (f.graph, x.name, x.parameter, "static" if x.static else "copied", list(x.shape), x.bytes)
-        for f in found for x in f.inputs]
-    heads: tuple[str, ...] = ("graph", "input", "parameter", "static or copied", "shape", "bytes")
-    known = any(addresses)
-    if known:
-        heads, rows = (
-            (*heads, "address"),
-            [(*row, at) for row, at in zip(rows, addresses, strict=True)],
-        )
-    return Table(
-        "inputs of the CUDA graphs",
-        heads,
-        tuple(rows),
-        notes=tuple(f.summary() for f in found),
-        hidden=("address",) if known else (),
-    )
 
 
 def recorded(record: PassRecord) -> list[Replay]:

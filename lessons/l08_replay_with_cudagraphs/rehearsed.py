@@ -44,6 +44,20 @@ def built(*passes: str | PassSpec) -> tuple[Step, list[PassRecord]]:
     return compile_step(pair, bodies), records
 
 
+def moves_the_loss(line: str) -> bool:
+    """Whether a recorded step, after six steps of training, has another loss once this line of code has run.
+
+    The line may name `torch`, `model`, its weight `w` and `zeroed`, a state dict in which `w` is zero.
+    """
+    step, _ = built("cudagraph")
+    list(training(step, sgd))
+    before = step(*batch(6)).item()
+    model, w = step.module, step.module.down.weight
+    zeroed = {**model.state_dict(), "down.weight": w * 0}
+    exec(line, {"torch": torch, "model": model, "w": w, "zeroed": zeroed})
+    return bool(step(*batch(6)).item() != before)
+
+
 def training(step: Step, update: Callable[[nn.Module, int], None], steps: Iterable[int] = range(6)) -> Iterator[float]:
     """Train by a loop in which `update` changes the parameters; yields the losses."""
     for i in steps:

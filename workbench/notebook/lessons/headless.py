@@ -163,7 +163,8 @@ def page_of(notebook: Path) -> str:
         warnings.simplefilter("ignore")
         from nbconvert import HTMLExporter
 
-        return HTMLExporter().from_filename(str(notebook))[0]
+        page = HTMLExporter().from_filename(str(notebook))[0]
+    return page.replace("word-break: break-all", "word-break: normal")  # its lines break within words
 
 
 if __name__ == "__main__":  # one lesson of a course; this process imports no torch
