@@ -3,8 +3,7 @@
     bucket_by_hand    concatenate shards, gather once, split
     collective_order  move a collective's start and wait; its grader
     layers            small models under FSDP on two ranks
-    link_costs        the time of collectives, and the tokens that hide them; graders
-    list_race         which list of passes is fastest, by tokens and link
+    link_costs        the time of collectives, and the tokens that hide them; a grader
     replayed_steps    measured on two GPUs, beside the simulation
     stacked           bars of milliseconds by kind
 """

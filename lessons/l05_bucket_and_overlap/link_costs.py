@@ -1,26 +1,18 @@
-"""What collectives cost, the tokens that hide them, and the graders of "Bucket and overlap" that ask for these."""
+"""What collectives cost, the tokens that hide them, and the grader that asks for these tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
 from torch.fx import GraphModule
 
-from workbench.errors import WorkbenchError
 from workbench.graph.read.collectives import Collective, list_collectives
 from workbench.graph.read.cost import DeviceSpec, node_flops, node_ms
 from workbench.graph.read.nodes import kind_of, module_path
-from workbench.graph.read.simulated_run import StepTimeline
 from workbench.notebook.lessons.grading import close
-from workbench.recipe.files import write_whole
 from workbench.torch_api.devices.profile import MeasuredSpec
-
-PROBE = 2**25
-"""Bytes of the gather that gives the bandwidth."""
 
 
 @dataclass(frozen=True)
@@ -74,52 +66,6 @@ def costs_of_module(graphs: Iterable[GraphModule], spec: DeviceSpec, module: str
 def sent_ms(collectives: Iterable[Collective], spec: DeviceSpec) -> float:
     """How long these collectives take one after another."""
     return sum(spec.sending_ms(c.kind, c.group_size, c.payload) for c in collectives)
-
-
-def margin_ms(spec: MeasuredSpec, run: StepTimeline) -> float:
-    """How far a simulated step may be off, by the median errors known of the machine's compute and exposure."""
-    errors = spec.profile.errors if spec.profile else {}
-    if not {"compute", "exposure"} <= errors.keys():
-        raise WorkbenchError(f"{spec.name}: no step was measured beside a simulated one, so its error is unknown: take "
-                             "h200x2")
-    return errors["compute"] * run.compute_ms + errors["exposure"] * run.exposed_ms
-
-
-def links_like(spec: MeasuredSpec, *gbps: float) -> dict[float, str]:
-    """By GB/s: a file of the same machine with another link, to be given as a device.
-
-    gbps: 1e9 bytes/s of the payload of an all-gather over 2 ranks, without its latency, which stays. No error is known
-    of such a machine.
-    """
-    assert spec.profile is not None
-    latency = {(row.kind, row.ranks): spec.sending_ms(row.kind, row.ranks, 0) for row in spec.profile.collectives}
-    if ("all_gather", 2) not in latency:
-        raise WorkbenchError(f"{spec.name}: no all-gather of 2 ranks was measured: take h100x2 or h200x2")
-    measured = PROBE / (spec.sending_ms("all_gather", 2, PROBE) - latency["all_gather", 2]) / 1e6
-    folder, files = Path(mkdtemp()), {}
-    for rate in gbps:
-        rows = []
-        for row in spec.profile.collectives:
-            start = latency[row.kind, row.ranks]
-            ms = start + max(0.0, row.ms - start) * measured / rate
-            rows.append(row.model_copy(update={"ms": ms}))
-        path = folder / f"{spec.name}_{rate:g}_gbps.json"
-        write_whole(path, spec.profile.model_copy(update={"collectives": tuple(rows), "errors": {}}).to_json())
-        files[rate] = str(path)
-    return files
-
-
-def saves(answer: Any, *, before: Iterable[Collective], after: Iterable[Collective],
-          spec: DeviceSpec) -> tuple[float, str]:
-    """Grades the milliseconds of communication that merging saves."""
-    was, now = list(before), list(after)
-    truth = sent_ms(was, spec) - sent_ms(now, spec)
-    gathers = [[c for c in listed if c.kind == "all_gather"] for listed in (was, now)]
-    return _named(answer, truth, {
-        "microseconds": 1e3 * truth,
-        "the time that is left": sent_ms(now, spec),
-        "the gathers alone": sent_ms(gathers[0], spec) - sent_ms(gathers[1], spec),
-    }, within=0.1)
 
 
 def hides(answer: Any, *, layer: ModuleCosts, tokens: int, spec: MeasuredSpec) -> tuple[float, str]:

@@ -10,11 +10,6 @@ def hidden_for_nothing(board):
     return board
 
 
-def latency_saved(before, after) -> float:
-    """The bytes are conserved, so a latency is saved for each launch that is gone; in ms."""
-    return (len(before) - len(after)) * 8.7e-3
-
-
 def tokens_to_hide(layer) -> float:
     """A weight is gathered twice in 2 bytes and reduced in 4; a token costs 2 FLOP a weight, three times."""
     return (2 + 2 + 4) / 6 * layer.tflops * 1e12 / (layer.gbps * 1e9)

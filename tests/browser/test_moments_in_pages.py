@@ -18,7 +18,6 @@ CELLS = (
     "from workbench_lessons.l01_author_with_dtensor.placement_lab import PlacementLab\n"
     "from workbench_lessons.l10_run_on_real_ranks.program_counters import ProgramCounters\n"
     "from all_reduces import all_reduces\n"
-    "from lessons.test_list_race import race\n"
     "from lessons.test_partitioner import GatedMLP, NAMES",
     'recipe = load_recipe("tour").override({"model.n_layers": 1, "mesh.tp": 1, "joint_passes": [\n'
     '    "activation_checkpointing", "reshard_after_forward"]})\n'
@@ -31,7 +30,6 @@ CELLS = (
     "    joint = capture(author_module(GatedMLP(), world, None, batch=lambda: (torch.empty(8, 32),)))\n"
     "show(Partitioner(joint, NAMES))",
     "show(PlacementLab())",
-    "show(race())",
     'with ranks(4, backend="gloo", timeout=5, echo="none") as four:\n'
     "    def record(order):\n"
     "        try:\n"
@@ -132,18 +130,6 @@ def test_placement_lab(views, data, looked_at) -> None:  # type: ignore[no-untyp
     assert int(view.get_attribute("data-bytes")) == best["bytes"] == data["placement"]["best"]
     assert view.get_attribute("data-added") == "0" and best["x"][0] in view.inner_text()
     looked_at("placement_least")
-
-
-def test_list_race(views, data, looked_at) -> None:  # type: ignore[no-untyped-def]
-    view, winners = views["race"], data["race"]["winners"]
-    assert view.get_attribute("data-winner") == winners["10 8"] == "early ?"
-    on(view, "10 4", "Enter")
-    assert view.get_attribute("data-winner") == winners["10 4"] == "early"
-    assert "10 tokens, 4 GB/s" in view.inner_text() and "10.10 ms, 0.10 exposed" in view.inner_text()
-    sliders = view.evaluate_handle("""each => [...each.getRootNode().querySelectorAll('label')].filter(
-        label => ['tokens', 'link'].some(name => label.textContent.startsWith(name)))""")
-    assert sliders.evaluate("found => found.map(label => label.querySelector('input').value)") == ["1", "0"]
-    looked_at("race")
 
 
 def test_timeline_and_memory(views, data, page, looked_at) -> None:  # type: ignore[no-untyped-def]
