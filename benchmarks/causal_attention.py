@@ -26,7 +26,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from workbench import CausalLM, as_backend
+import workbench
+from workbench import CausalLM
 from workbench.pipeline.machine import machine, versions
 
 Step = Callable[..., torch.Tensor]
@@ -91,35 +92,24 @@ def whole(sizes: dict[str, Any], device: torch.device) -> tuple[Step, Any]:
 
 
 def by_backend(sizes: dict[str, Any], device: torch.device, passes: list[str]) -> tuple[Step, Any]:
-    """FSDP2's model, adopted; under autocast where this version adopts none."""
-    backend = as_backend(passes)
-    try:
-        from workbench.authoring.adopt import adopt
-    except ImportError:
-        module, mixed = made(sizes).to(device), True
-    else:
-        module, mixed = adopt(fsdp2(sizes, device)), False
+    """FSDP2's model, adopted, under torch.compile."""
+    module, backend = workbench.adopt(fsdp2(sizes, device)), workbench.as_backend(passes)
     compiled = torch.compile(module, backend=backend, dynamic=False, fullgraph=True)
-    return in_users_loop(module, compiled, mixed), backend
+    return in_users_loop(module, compiled, mixed=False), backend
 
 
-def by_recipe(sizes: dict[str, Any], device: torch.device, joint: list[str]) -> tuple[Step, Any]:
-    """The same passes and recorded CUDA graphs, from a recipe."""
-    from workbench import build, current_world, register_model
-    from workbench.pipeline.train import apart, optimizer_of
-    from workbench.recipe.recipe import parse_recipe
-
-    length = sizes["max_position_embeddings"]
-    register_model("hf_llama", sizes={"vocab_size": sizes["vocab_size"], "max_seq_len": length})(lambda _: made(sizes))
+def by_compile(sizes: dict[str, Any], device: torch.device, joint: list[str], whole: bool) -> tuple[Step, Any]:
+    """FSDP2's model, adopted, its own capture recorded in CUDA graphs. whole: with clipping and the optimizer."""
+    module = workbench.adopt(fsdp2(sizes, device))
+    batch = tuple(torch.zeros(4, sizes["max_position_embeddings"], dtype=torch.int64, device=device) for _ in range(2))
     recorded = ["cudagraph"] if device.type == "cuda" else []
-    built = build(parse_recipe({
-        "format_version": 1, "name": "hf_llama", "about": "a Hugging Face Llama", "joint_passes": joint,
-        "passes": [LOWERED[1], *recorded], "model": {"family": "hf_llama"}, "mesh": {"dp_shard": 1, "tp": 1},
-        "data": {"seq_len": length, "batch_per_rank": 4}, "precision": {"param": "bfloat16"},
-        "training": {"deterministic": False, "lr": 3e-4, "clip": 1.0},
-    }, "benchmark"), current_world(), progress=False)
-    run = apart(built.authored, built.step, optimizer_of(built.authored))
-    return lambda *batch: run(*batch)[0], built
+    inside: dict[str, Any] = {}
+    if whole:
+        inside = {"optimizer": torch.optim.AdamW(module.parameters(), lr=3e-4), "clip": 1.0}
+    step = workbench.compile(module, batch, joint_passes=joint, passes=[LOWERED[1], *recorded], level="light", **inside)
+    if whole:
+        return lambda *batch: step(*batch)[0].detach(), step
+    return in_users_loop(module, step, mixed=False), step
 
 
 VARIANTS: dict[str, Callable[..., tuple[Step, Any]]] = {
@@ -128,8 +118,9 @@ VARIANTS: dict[str, Callable[..., tuple[Step, Any]]] = {
     "whole_compile_autocast": whole,
     "backend": lambda *at: by_backend(*at, LOWERED),
     "backend_causal": lambda *at: by_backend(*at, [CAUSAL, *LOWERED]),
-    "cudagraph": lambda *at: by_recipe(*at, LOWERED[:1]),
-    "cudagraph_causal": lambda *at: by_recipe(*at, [CAUSAL, *LOWERED[:1]]),
+    "cudagraph": lambda *at: by_compile(*at, LOWERED[:1], whole=False),
+    "cudagraph_causal": lambda *at: by_compile(*at, [CAUSAL, *LOWERED[:1]], whole=False),
+    "whole_step_causal": lambda *at: by_compile(*at, [CAUSAL, *LOWERED[:1]], whole=True),
 }
 
 
