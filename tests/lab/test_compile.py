@@ -184,6 +184,30 @@ def test_without_gradients_and_under_autocast_the_model_runs():
 
 
 @pytest.mark.parametrize("captured", [slice(None), slice(1, None)])
+class AsTheProcess(nn.Module):
+    """Its loss tells under which setting it ran: attention on a GPU takes a slower kernel under deterministic=True."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        loss = self.linear(x).square().mean()
+        return loss + 100.0 if torch.are_deterministic_algorithms_enabled() else loss
+
+
+@pytest.mark.parametrize("setting", [False, True])
+def test_a_step_is_captured_under_the_users_own_setting_of_determinism(setting):
+    model, x = AsTheProcess(), torch.ones(2, 4)
+    torch.use_deterministic_algorithms(setting)
+    try:
+        step = compiled(model, (x,), passes=["graph_cleanup"], level="full")
+        assert torch.equal(step(x), model(x)) and (step(x) > 50).item() is setting
+        assert step.report.ok
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 def test_slices_with_gaps_and_tensors_without_are_one_kind_of_batch(captured):
     model, rows = Net(), torch.randn(4, 9)
     shown = rows[:, captured] if captured.start else torch.randn(4, 8)

@@ -222,7 +222,7 @@ def author(recipe: Recipe, world: World, *, plan: ParallelPlan | None = None) ->
     )
     if weights is not None:
         weights.read()
-    return replace(authored, recipe=recipe)
+    return replace(authored, recipe=recipe, deterministic=recipe.training.deterministic)
 
 
 def random_tokens(

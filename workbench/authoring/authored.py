@@ -25,7 +25,8 @@ class Authored:
     buckets: module paths in forward order, by which passes group gathers: one path, or a list of paths in one bucket.
     groups: mesh axis to the name of its process group. recipe: None where the model came from `author_module`.
     expert_mesh: the mesh of the experts over the same ranks, or None. plain: the module before it was put on the mesh,
-    on the meta device and in the dtype of the computation; None where it cannot be copied.
+    on the meta device and in the dtype of the computation; None where it cannot be copied. deterministic: whether it is
+    captured and proved with deterministic algorithms, or as the process has them.
     """
 
     module: nn.Module
@@ -37,6 +38,7 @@ class Authored:
     batch: Callable[[], tuple[Any, ...]] | None = None
     expert_mesh: DeviceMesh | None = None
     plain: nn.Module | None = None
+    deterministic: bool = True
 
     @property
     def axes(self) -> dict[str, int]:

@@ -85,7 +85,7 @@ def compare_one(a: Any, b: Any, bound: float | None) -> tuple[str, float]:
 
 def allowance(value: Any, moved: Any) -> float:
     """The norm-relative difference that rounding alone may make of a result: eight times that of `moved`, its value on
-    inputs that `moved_by_eps` made.
+    inputs that `moved_by_eps` made, or in a second run.
 
     At most one half, which a lost or a doubled gradient exceeds, unless the result moves by more: then it is rounding
     alone. 0 for zeros, for integers, and where the two are NaN or infinite in different places.
@@ -164,7 +164,8 @@ def compare(before: Sequence[Any], after: Sequence[Any], contract: PassContract,
 
     EXACT: the same bits, and NaN where NaN was. REDUCTION_ORDER: `reduction_order_bound` of the outputs' coarsest
     dtype. LOSSY: the contract's tolerance. Both bounds are norm-relative for each output. names: of the outputs, for
-    the message. moved: the outputs before on inputs that `moved_by_eps` made, where `allowance` may widen a bound.
+    the message. moved: the outputs before on inputs that `moved_by_eps` made, and for EXACT on the same ones, where
+    `allowance` may widen a bound.
     """
     title = str(contract.numerics)
     if any(map(is_fake, [*before, *after])):
@@ -178,9 +179,9 @@ def compare(before: Sequence[Any], after: Sequence[Any], contract: PassContract,
     for i, (a, b) in enumerate(zip(before, after, strict=True)):
         name = names[i] if names else f"output {i}"
         problem, relative = compare_one(a, b, limit)
-        if problem and limit is not None and moved is not None:
-            wide = max(limit, allowance(a, moved[i]))
-            if not compare_one(a, b, wide)[0]:
+        if problem and moved is not None:
+            wide = max(limit or 0.0, allowance(a, moved[i]))
+            if wide and not compare_one(a, b, wide)[0]:
                 widened[name] = relative, wide
                 continue
         worst = max(worst, relative)
@@ -220,8 +221,8 @@ def _of_rank(comparison: Comparison) -> Verdict:
         within = f"norm-relative at most {comparison.worst:.1e}, bound {bound:.1e}"
     if comparison.moved:
         name, (relative, wide) = max(comparison.moved.items(), key=lambda entry: entry[1])
-        within += (
-            f"; {len(comparison.moved)} beyond it by rounding alone, as inputs moved by one eps show:"
-            f" {name}, {relative:.1e}, bound {wide:.1e}"
-        )
+        why = "differ by no more than two runs of the graph before"
+        if bound is not None:
+            why = "beyond it by rounding alone, as inputs moved by one eps show"
+        within += f"; {len(comparison.moved)} {why}: {name}, {relative:.1e}, bound {wide:.1e}"
     return Verdict("numerics", Outcome.PASS, f"{outputs} outputs, {within}", evidence)

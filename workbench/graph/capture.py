@@ -182,7 +182,8 @@ def by_aot_autograd(authored: Authored, args: tuple[Any, ...], decompositions: A
         with (
             refusing_inference_tensors(authored),
             refusing_none_gradients(),
-            deterministic_capture(authored),
+            # torch refuses a deterministic run of a backward that was captured without
+            deterministic(authored.deterministic),
             aot.Contexts() as contexts,
         ):
             contexts.enter_context(aot.capture_settings())
@@ -198,11 +199,6 @@ def by_aot_autograd(authored: Authored, args: tuple[Any, ...], decompositions: A
     writes = aot.writes_inputs(context, len(tree_leaves(args)))
     inputs = InputCheck.of(args, authored.module.forward, writes)
     return JointGraph(authored, export, contexts, context, inputs, graph.meta["side_effects"])
-
-
-def deterministic_capture(authored: Authored) -> contextlib.AbstractContextManager[None]:
-    """The setting to capture under: torch refuses a deterministic run of a backward that was captured without it."""
-    return deterministic(authored.recipe is None or authored.recipe.training.deterministic)
 
 
 def settle(graph: GraphModule) -> None:

@@ -116,7 +116,7 @@ def build_authored(
 ) -> Built:
     """The same from an authored module on, whose step is of this kind: passes without effect are not refused."""
     # the backward refuses to run under another setting
-    with deterministic(recipe.training.deterministic):
+    with deterministic(authored.deterministic):
         built = _build(recipe, authored, kind, clock, captured)
         if level == "full":
             with clock("numerics"):

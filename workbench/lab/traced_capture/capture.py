@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from workbench.authoring.authored import Authored
-from workbench.graph.capture import JointGraph, deterministic_capture
+from workbench.graph.capture import JointGraph
 from workbench.graph.facts import Known
 from workbench.graph.input_check import InputCheck
 from workbench.graph.model_contract import NotCaptured, named, not_captured, require_parameters
@@ -14,6 +14,7 @@ from workbench.lab.traced_capture import checks
 from workbench.lab.traced_capture.cut import cut
 from workbench.lab.traced_capture.torch_api import Untraceable, trace_step
 from workbench.torch_api import aot
+from workbench.torch_api.determinism import deterministic
 
 
 def traced(authored: Authored, args: tuple[Any, ...],
@@ -21,7 +22,7 @@ def traced(authored: Authored, args: tuple[Any, ...],
     """What `capture(authored, by="traced")` calls. Raises WorkbenchError where the module cannot be traced."""
     require_parameters(authored)
     try:
-        with deterministic_capture(authored), aot.capture_settings():
+        with deterministic(authored.deterministic), aot.capture_settings():
             step = trace_step(authored.module, args, decompositions)
     except Untraceable as error:
         raise NotCaptured(f"{named(authored)}: {error}") from None

@@ -95,7 +95,11 @@ def compile(
         kind = _kind(optimizer, clip, where)
         module = _by_position(model, call, where)
     authored = replace(
-        authored, module=module, batch=lambda: batch, recipe=None if optimizer is None else recipe
+        authored,
+        module=module,
+        batch=lambda: batch,
+        recipe=None if optimizer is None else recipe,
+        deterministic=torch.are_deterministic_algorithms_enabled(),  # as the loop outside will run it
     )
     device, rank = authored.world.device.type, authored.world.rank
     dtype, enabled = torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -237,17 +238,20 @@ def compare_graphs(
 ) -> Comparison:
     """What this rank finds in the results of a record's graphs on these inputs; every rank must call it.
 
-    moved: run `record.before` on `moved_inputs` too, where `allowance` may widen a bound. A function of its own, so
-    that a replay does not meet results of the previous one that are still referenced.
+    moved: run `record.before` once more, where `allowance` may widen a bound: on `moved_inputs`, or for an exact
+    contract on the same inputs, where kernels that add by atomics give other bits. A function of its own, so that a
+    replay does not meet results of the previous one that are still referenced.
     """
     written = written_inputs(record, primals, tangents)
     before, after = (run_graphs(record, graphs, primals, tangents, written)
                      for graphs in (record.before, record.after))
     names, far = result_names(record, before, written), None
-    if moved:
-        inputs = moved_inputs(record, primals, tangents)
-        far = run_graphs(record, record.before, *inputs, written_inputs(record, *inputs))
     contract = record.item.contract
+    if moved:
+        inputs = primals, tangents
+        if contract.numerics is not Numerics.EXACT:
+            inputs = moved_inputs(record, primals, tangents)
+        far = run_graphs(record, record.before, *inputs, written_inputs(record, *inputs))
     return numerics.compare(before, after, contract, group_size=size, names=names, moved=far)
 
 
@@ -265,12 +269,12 @@ def compare_on_ranks(
 ) -> list[Comparison]:
     """Each rank's comparison; `mine` is this rank's, by `compare_graphs` without `moved`. Every rank must call it.
 
-    Where a rank's result exceeds its bound, all ranks compare once more with `moved`. A comparison without a bound, as
-    of an exact contract or of a graph that raised, is final.
+    Where a rank's result breaks the contract, all ranks compare once more with `moved`. A difference without end, as of
+    a graph that raised, is final.
     """
     comparisons = all_gather_object(mine)
-    bounded = all(comparison.bound is not None for comparison in comparisons)
-    if bounded and any(comparison.problems for comparison in comparisons):
+    finite = all(math.isfinite(comparison.worst) for comparison in comparisons)
+    if finite and any(comparison.problems for comparison in comparisons):
         mine = compare_graphs(record, primals, tangents, size, moved=True)
         comparisons = all_gather_object(mine)
     return comparisons
@@ -304,7 +308,7 @@ def prove_numerics(
     if batch is None:
         batch = authored.microbatch()
     size = group_size(authored)
-    with deterministic(recipe is None or recipe.training.deterministic), torch.no_grad():
+    with deterministic(authored.deterministic), torch.no_grad():
         with torch.enable_grad():
             primals, tangents = real_inputs(CompiledStep(step.pair), batch)
         whole = step.inputs(*batch) if step.split.parts != PARTS else []
