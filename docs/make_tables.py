@@ -546,12 +546,32 @@ def museum() -> str:
     return table(["what went wrong", "where it was seen", "what would have caught it", "lesson"], rows)
 
 
+CAUSAL = {  # variants of benchmarks/causal_attention.py
+    "fsdp2_per_block_compile": f"FSDP2, {PER_BLOCK}",
+    "fsdp2_per_block_compile_loss": "FSDP2, `torch.compile` of blocks and loss",
+    "backend_causal": "ours, adopted, under `torch.compile`, mask dropped",
+    "cudagraph": "ours, adopted, replayed",
+    "cudagraph_causal": "ours, adopted, replayed, mask dropped",
+    "whole_step_causal": "ours, adopted, whole step, replayed, mask dropped",
+}
+
+
+def causal_mask() -> str:
+    """A Hugging Face Llama with its mask and without: two calls on two machines, each with the peer in it."""
+    rows = [row for row in json_lines(RESULTS / "causal_attention_h200x1.jsonl") if row["call"] > 2]
+    calls = sorted({row["call"] for row in rows})
+    cells = [[str(1 + calls.index(row["call"])), CAUSAL[row["variant"]], f"{row['step_ms']:.1f} ms",
+              f"{row['attention_ms']:.1f} ms", f"{row['peak_gib']:.1f} GiB"] for row in rows]
+    return table(["call", "variant", "step", "of it attention", "allocator's peak"], cells)
+
+
 DRAWN: dict[str, Callable[[], str]] = {
     "lessons": lessons, "museum": museum, "one_gpu": one_gpu, "whole_step": whole_step,
     "exposed_why": exposed_why, "low_contention": low_contention, "simulation": simulation, "peaks": peaks,
     "float8": float8, "float8_experts": float8_experts, "float8_numerics": float8_numerics, "loss_alone": loss_alone,
     "recipes": recipes, "captures": captures, "faults": faults, "start": start, "ranks": ranks, "waits": waits,
     "planted": planted, "mutants": mutants, "bucketing": bucketing, "simulated_steps": simulated_steps,
+    "causal_mask": causal_mask,
 }
 
 

@@ -40,7 +40,8 @@ RECIPES = {
     "llama3_autobucketing": ("llama3_autobucketing", FSDP),
     "llama3_float8": ("llama3_float8", {**FSDP, "joint_passes": [{"name": "float8_matmul", "smallest": 16}]}),
     "llama3_memory_budget": ("llama3_fsdp", {
-        **FSDP, "joint_passes": ["reshard_after_forward", {"name": "memory_budget", "fraction": 0.5}]}),
+        **FSDP, "model.ffn_dim": 256,
+        "joint_passes": ["reshard_after_forward", {"name": "memory_budget", "fraction": 0.8}]}),
     "llama3_async_tp": ("llama3_tp", {**TP, "passes": ["async_tensor_parallel", "graph_cleanup"]}),
     "llama3_less_memory": ("llama3_fsdp", {
         **FSDP, "model.loss": "workbench.lab.chunked_loss.loss:in_pieces:4",
