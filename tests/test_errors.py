@@ -18,12 +18,12 @@ from workbench.authoring.families import register_model
 from workbench.cli import main
 from workbench.errors import WorkbenchError
 from workbench.graph.capture import capture
-from workbench.notebook.lessons.grading import grade
 from workbench.passes.effect import Effect
 from workbench.pipeline.build import build
 from workbench.pipeline.run_passes import run_joint
 from workbench.recipe.recipe import load_recipe
 from workbench.world.ranks import RankError
+from workbench_lessons.course.grading import grade
 
 HERE = Path(__file__)
 

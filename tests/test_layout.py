@@ -21,8 +21,8 @@ LESSONS = TESTS.parent / "lessons"
 PASSES = package_contracts()
 DECLARATIONS = [name for name in FILES if name.startswith("lab.") and name.count(".") == 1]
 NO_TORCH = [*(name for name in FILES if name.startswith("recipe")), *DECLARATIONS, "errors", "torch_api.garbage",
-            "torch_api.supported", "checks.verdicts", "tools.compatibility",
-            *(f"notebook.lessons.{name}" for name in ("grading", "headless", "lesson", "scores"))]
+            "torch_api.supported", "checks.verdicts", "tools.compatibility"]
+NO_TORCH_OF_THE_COURSE = ["", ".commands", ".grading", ".headless", ".lesson", ".scores"]
 
 
 def problems(name: str, text: str) -> list[str]:
@@ -106,8 +106,10 @@ def test_the_gates_can_fail() -> None:
 
 def test_what_is_declared_is_read_without_torch() -> None:
     code = ("import sys\nfor name in sys.argv[1:]:\n"
-            "    __import__(f'workbench.{name}')\n    assert 'torch' not in sys.modules, name")
-    subprocess.run([sys.executable, "-c", code, *NO_TORCH], cwd=TESTS.parent, check=True)
+            "    __import__(name)\n    assert 'torch' not in sys.modules, name")
+    names = [*(f"workbench.{name}" for name in NO_TORCH),
+             *(f"workbench_lessons.course{name}" for name in NO_TORCH_OF_THE_COURSE)]
+    subprocess.run([sys.executable, "-c", code, *names], cwd=TESTS.parent, check=True)
 
 
 def test_tests_mirror_the_package() -> None:

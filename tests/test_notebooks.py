@@ -17,8 +17,8 @@ import papermill
 import pytest
 from imports import all_imports
 
-from workbench.notebook.lessons.lesson import lesson_names, load_lesson
 from workbench.notebook.views.controls import OwnData
+from workbench_lessons.course.lesson import lesson_names, load_lesson
 
 pytestmark = pytest.mark.integration
 

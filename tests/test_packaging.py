@@ -124,7 +124,10 @@ def test_each_folder_with_code_or_a_lesson_is_installed(monkeypatch: pytest.Monk
 COMMANDS = """
 import os
 from workbench.cli import main
-os.execv = lambda _, command: print("then", *command[1:])
+def execv(_, command):
+    print("then", *command[1:])
+    return 0
+os.execv = execv
 for command in ["recipes", "lessons", "passes", "lab", "run tour --world fake --set model.n_layers=1"]:
     assert not main(command.split()), command
 """

@@ -31,8 +31,6 @@ _NAMES_BY_MODULE = {
     "lab.schedule.compare": "compare_schedules",
     "lab.user_step.compile": "compile",
     "notebook": "draw",
-    "notebook.lessons.lesson": "Lesson load_lesson parameters",
-    "notebook.recorded_figures": "Figures on_gpus",
     "notebook.show": "show",
     "passes.effect": "Effect",
     "passes.registry": "register_pass",
@@ -52,7 +50,14 @@ _NAMES_BY_MODULE = {
     "world.ranks": "RankError ranks",
     "world.simulated": "shards simulated_world",
 }
-_BY_HOOK = {"save_weights": "weights.save"}
+_BY_HOOK = {
+    "Figures": "course.Figures",
+    "Lesson": "course.Lesson",
+    "load_lesson": "course.load_lesson",
+    "on_gpus": "course.on_gpus",
+    "parameters": "course.parameters",
+    "save_weights": "weights.save",
+}
 """Names whose code a plugin declares."""
 _HOMES = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names.split()}
 __all__ = sorted([*_HOMES, *_BY_HOOK])

@@ -8,11 +8,11 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from pkgutil import resolve_name
 
 from workbench.errors import WorkbenchError
-from workbench.notebook.lessons import commands
 from workbench.pipeline.progress import loading_torch, telling
 from workbench.recipe import listings
 from workbench.recipe.arguments import add_pairs, count, seconds
@@ -133,85 +133,6 @@ def parser() -> argparse.ArgumentParser:
     )
     commands.add_parser("doctor", help="what works on this machine, and how to fix the rest")
 
-    tour = commands.add_parser(
-        "tour",
-        help="run the tour's notebook and show its verdicts",
-        description="Run notebooks/00_tour.ipynb from start to end, keep it and its HTML page, "
-        "and print the verdicts.",
-    )
-    _add_set(
-        tour,
-        "a parameter of the notebook, such as steps=5; may be repeated",
-        "KEY=VALUE, such as steps=5",
-    )
-    tour.add_argument("--out", type=Path, default=Path("out"), metavar="DIR",
-                      help="folder for the results (default: out)")
-
-    course = commands.add_parser(
-        "course",
-        help="run the lessons' notebooks, and write one page of results",
-        description="Run the notebooks, each in its own process, keep them with their HTML "
-        "pages, and write index.html. Exit status: 0 all ran, 1 one failed, 2 bad input.",
-    )
-    course.add_argument(
-        "lessons", nargs="*", metavar="LESSON", help="numbers or names; none: all lessons"
-    )
-    course.add_argument(
-        "--profile",
-        choices=("laptop", "small", "gpu"),
-        default="laptop",
-        help="laptop: the notebooks' own parameters (default); small: smaller ones; "
-        "gpu: their own, one notebook at a time, so that measurements are undisturbed",
-    )
-    _add_set(course, "a parameter of a lesson, such as 00_tour.steps=5; may be repeated",
-             "LESSON.PARAMETER=VALUE, such as 00_tour.steps=5")
-    course.add_argument(
-        "--jobs", type=count, metavar="N", help="notebooks at a time (default: one for two cores)"
-    )
-    course.add_argument(
-        "--record", type=Path, metavar="DIR", help="write GPU measurements to this folder"
-    )
-    course.add_argument("--timeout", type=seconds, default=900.0, metavar="S",
-                        help="seconds of one notebook (default 900)")
-    course.add_argument("--out", type=Path, default=Path("out/course"), metavar="DIR",
-                        help="folder for the results (default: out/course)")
-    course.add_argument(
-        "--site",
-        type=Path,
-        metavar="DIR",
-        help="run nothing: write the lessons as they were executed "
-        "to this folder, as pages that need no kernel and no network",
-    )
-
-    lab = commands.add_parser(
-        "lab", help="copy the notebooks into a folder, and open JupyterLab there",
-        description="Copy the notebooks and the documents that they link into a folder, and open "
-        "JupyterLab there. A file that is there already is kept, and named where it differs.",
-    )
-    lab.add_argument("folder", nargs="?", type=Path, default=Path("course"), metavar="DIR",
-                     help="default: course")
-
-    listed = commands.add_parser("lessons", help="list the lessons, and your scores, or show one")
-    listed.add_argument(
-        "lesson", nargs="?", metavar="LESSON", help="a number or a name: show this lesson alone"
-    )
-    check = commands.add_parser(
-        "check",
-        help="grade your answers in a notebook",
-        description="Run a lesson's notebook with your answers in it, and show each "
-        "checkpoint's score. Exit status: 0 all passed, 1 not all, 2 bad input.",
-    )
-    check.add_argument("lesson", metavar="LESSON", help="a number or a name")
-    check.add_argument(
-        "--notebook", type=Path, metavar="FILE",
-        help="your copy (default: notebooks/LESSON.ipynb here, or else the package's)",
-    )
-    hint = commands.add_parser("hint", help="the next hint for a checkpoint")
-    hint.add_argument("lesson", metavar="LESSON", help="a number or a name")
-    hint.add_argument(
-        "checkpoint", metavar="NAME", help="a checkpoint, as `workbench lessons` lists it"
-    )
-
     load_plugins()
     for command in COMMANDS.values():
         added = commands.add_parser(
@@ -305,7 +226,7 @@ def _plugin(args: argparse.Namespace) -> int:
     recipe = [_recipe(args)] if command.recipe else []
     if command.changes:
         _import(args.files)
-    with loading_torch():
+    with loading_torch() if command.torch else nullcontext():
         run = resolve_name(command.code)
     return int(run(*recipe, args))
 
@@ -320,29 +241,10 @@ def _doctor(args: argparse.Namespace) -> int:
     return FAILED if any(f.mark == "bad" for f in results) else PASSED
 
 
-def _tour(args: argparse.Namespace) -> int:
-    with loading_torch():
-        from workbench.notebook.lessons.headless import from_text, run_lesson
-
-    values = from_text("00_tour", dict(args.set))
-    done = run_lesson("00_tour", values, args.out)
-    # of the four passes; the others are of passes that the lesson breaks
-    for table in done.tables[:1]:
-        print(f"\n{table.rstrip()}")
-    print(f"\nexecuted notebook: {done.notebook}\nas a page:         {done.page}")
-    return PASSED
-
-
 _COMMANDS = {
     "run": _run,
     "what-if": _what_if,
     "recipes": listings.recipes,
     "passes": listings.passes,
     "doctor": _doctor,
-    "tour": _tour,
-    "course": commands.course,
-    "lab": commands.lab,
-    "lessons": commands.lessons,
-    "check": commands.check,
-    "hint": commands.hint,
 }

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from workbench import load_recipe, ranks, run
 from workbench.notebook.draw.picture import Table, table
-from workbench.notebook.recorded_figures import Figures
+from workbench_lessons.course.recorded_figures import Figures
 from workbench_lessons.l04_decompose.pictures import Way, kernel_traffic
 
 D, FULL = "inductor_decomposition", "full_inductor_compilation"

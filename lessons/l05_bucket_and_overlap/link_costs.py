@@ -11,8 +11,8 @@ from torch.fx import GraphModule
 from workbench.graph.read.collectives import Collective, list_collectives
 from workbench.graph.read.cost import DeviceSpec, node_flops, node_ms
 from workbench.graph.read.nodes import kind_of, module_path
-from workbench.notebook.lessons.grading import close
 from workbench.torch_api.devices.profile import MeasuredSpec
+from workbench_lessons.course.grading import close
 
 
 @dataclass(frozen=True)

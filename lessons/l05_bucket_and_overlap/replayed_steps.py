@@ -8,13 +8,13 @@ from functools import partial
 from typing import Any
 
 from workbench.graph.read.simulated_run import simulated
-from workbench.notebook.lessons.lesson import Lesson
-from workbench.notebook.recorded_figures import Figures, on_gpus
 from workbench.pipeline.run import run
 from workbench.recipe.recipe import Recipe
 from workbench.tools.what_if import what_if
 from workbench.world.mesh import World
 from workbench.world.ranks import ranks
+from workbench_lessons.course.lesson import Lesson
+from workbench_lessons.course.recorded_figures import Figures, on_gpus
 
 six_layers = {
     "model.n_layers": 6, "data.batch_per_rank": 4, "data.seq_len": 1024, "joint_passes": ["inductor_decomposition"],

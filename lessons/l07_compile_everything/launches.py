@@ -14,12 +14,12 @@ from workbench.graph.callables import kernels_of
 from workbench.graph.read.kernels import Kernels
 from workbench.graph.read.nodes import kind_of
 from workbench.notebook.draw.picture import Picture
-from workbench.notebook.lessons.lesson import Lesson
-from workbench.notebook.recorded_figures import Figures, on_gpus
 from workbench.pipeline.run import run
 from workbench.recipe.recipe import Recipe, load_recipe
 from workbench.tools.what_if import Study, what_if
 from workbench.world.fake import fake_world
+from workbench_lessons.course.lesson import Lesson
+from workbench_lessons.course.recorded_figures import Figures, on_gpus
 from workbench_lessons.l05_bucket_and_overlap.stacked import stacked
 
 SIGNS = {"matmul": "M", "attention": "M", "collective": ">", "wait": "<", "view": "", "bookkeeping": ""}

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 
 from workbench.graph.read.replay import starts_work
-from workbench.notebook.lessons.lesson import Lesson
-from workbench.notebook.recorded_figures import Figures, on_gpus
 from workbench.pipeline.build import build
 from workbench.pipeline.train import Batches
 from workbench.recipe.recipe import Recipe
 from workbench.world.mesh import current_world
 from workbench.world.ranks import ranks
+from workbench_lessons.course.lesson import Lesson
+from workbench_lessons.course.recorded_figures import Figures, on_gpus
 
 
 def steps_on_a_gpu(lesson: Lesson, recipes: Mapping[str, Recipe]) -> Figures:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from workbench.authoring.models.moe import best_experts
-from workbench.notebook.lessons.grading import exact
+from workbench_lessons.course.grading import exact
 
 
 def slot_bytes(answer: Any, *, rows: int, size: int, experts: int) -> tuple[float, str]:

@@ -12,8 +12,8 @@ from torch.fx import GraphModule, Node
 from workbench import draw, find_nodes, on_gpus, provenance, simulated_world
 from workbench.graph.capture import JointGraph
 from workbench.notebook.draw.picture import Picture, Table
-from workbench.notebook.lessons.lesson import Lesson
-from workbench.notebook.recorded_figures import Figures
+from workbench_lessons.course.lesson import Lesson
+from workbench_lessons.course.recorded_figures import Figures
 from workbench_lessons.l09_route_tokens_to_experts.slots import slots
 
 Layout = Callable[[torch.Tensor, int], torch.Tensor]

@@ -11,8 +11,8 @@ from torch import nn
 
 from workbench.authoring.models.layers import FeedForward
 from workbench.lab.inside_inductor.function import look_inside
-from workbench.notebook.lessons.lesson import Lesson
-from workbench.notebook.recorded_figures import Figures, on_gpus
+from workbench_lessons.course.lesson import Lesson
+from workbench_lessons.course.recorded_figures import Figures, on_gpus
 from workbench_lessons.l12_inside_inductor.buffers import buffers_of
 from workbench_lessons.l12_inside_inductor.nan_asserts import first_failed
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from workbench.errors import temporary
 from workbench.lab.traces import read_order
-from workbench.notebook.lessons.grading import by_cases, close
+from workbench_lessons.course.grading import by_cases, close
 from workbench_lessons.l14_read_your_own_trace.traces import (
     FUSED,
     THIRD,

@@ -20,12 +20,12 @@ from workbench.graph.lower import compile_step
 from workbench.graph.partition import partition
 from workbench.graph.read.collectives import list_collectives
 from workbench.notebook.draw.picture import Table
-from workbench.notebook.lessons.grading import by_cases, by_slips
 from workbench.pipeline.proofs.numerics_proof import revealing
 from workbench.pipeline.run_passes import run_joint
 from workbench.recipe.files import json_lines
 from workbench.recipe.recipe import Recipe
 from workbench.tools.compatibility import results_dir
+from workbench_lessons.course.grading import by_cases, by_slips
 
 RECORDED, TIMED = results_dir() / "float8_numerics_gloo.json", results_dir() / "float8_products_h200.json"
 MODELS = {"llama3 1b": "float8_h200x2", "llama3 8b": "float8_8b_h200x2"}

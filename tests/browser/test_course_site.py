@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page
 
-from workbench.notebook.lessons.course_site import write_site
-from workbench.notebook.lessons.lesson import lesson_names
+from workbench_lessons.course.course_site import write_site
+from workbench_lessons.course.lesson import lesson_names
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(400)]
 LINKS = "found => found.map(each => each.getAttribute('href')).filter(each => each && !/^\\w+:/.test(each))"

@@ -14,7 +14,7 @@ from unpacked import unpacked
 
 from workbench import WorkbenchError
 from workbench.graph.read.cost import device_spec
-from workbench.notebook.lessons.grading import grade
+from workbench_lessons.course.grading import grade
 from workbench_lessons.l05_bucket_and_overlap.collective_order import CollectiveOrder
 
 SOURCES = Path(__file__).parents[2] / "workbench" / "notebook" / "views" / "js" / "src" / "moments"

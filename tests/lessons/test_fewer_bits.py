@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from workbench import WorkbenchError, author, capture, load_recipe, run_joint
-from workbench.notebook.lessons.lesson import load_lesson
 from workbench.pipeline.train import Batches
 from workbench.world.fake import fake_world
 from workbench.world.mesh import World
+from workbench_lessons.course.lesson import load_lesson
 from workbench_lessons.l16_fewer_bits_proved.fewer_bits import (
     casts_well,
     counts_bytes,

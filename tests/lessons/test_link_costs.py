@@ -6,7 +6,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-from workbench.notebook.lessons.lesson import load_lesson
+from workbench_lessons.course.lesson import load_lesson
 from workbench_lessons.l05_bucket_and_overlap.link_costs import ModuleCosts, hides
 
 LESSON = "05_bucket_and_overlap"

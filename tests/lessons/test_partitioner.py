@@ -10,7 +10,7 @@ from unpacked import unpacked
 
 from workbench import WorkbenchError, author_module, capture, fake_world, partition
 from workbench.graph.read.memory import saved_tensors
-from workbench.notebook.lessons.grading import grade
+from workbench_lessons.course.grading import grade
 from workbench_lessons.l03_split_forward_and_backward.partitioner import Partitioner
 
 pytestmark = pytest.mark.integration

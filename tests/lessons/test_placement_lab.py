@@ -8,7 +8,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.debug import CommDebugMode
 
 from workbench import WorkbenchError, simulated_world
-from workbench.notebook.lessons.grading import grade
+from workbench_lessons.course.grading import grade
 from workbench_lessons.l01_author_with_dtensor.placement_lab import CHOICES, PlacementLab
 from workbench_lessons.l01_author_with_dtensor.redistribution import redistribution
 

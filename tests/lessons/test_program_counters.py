@@ -10,8 +10,8 @@ import pytest
 from all_reduces import all_reduces
 
 from workbench import RankError, WorkbenchError
-from workbench.notebook.lessons.grading import grade
 from workbench.notebook.show import outputs
+from workbench_lessons.course.grading import grade
 from workbench_lessons.l10_run_on_real_ranks.program_counters import ProgramCounters
 
 MESH = {"dp": 2, "tp": 2}

@@ -17,11 +17,11 @@ from workbench.graph.patterns import find_nodes
 from workbench.lab.bisect import bisect
 from workbench.lab.schedule.compare import compare_schedules
 from workbench.notebook.draw.step import changes
-from workbench.notebook.lessons.grading import grade
-from workbench.notebook.lessons.lesson import load_lesson
 from workbench.pipeline.run_passes import run_joint, run_partitioned
 from workbench.world.fake import fake_world
 from workbench.world.ranks import RankPool
+from workbench_lessons.course.grading import grade
+from workbench_lessons.course.lesson import load_lesson
 from workbench_lessons.l13_find_the_wrong_pass.suspects import PIPELINES, REPAIRS, cause, pipeline
 
 pytestmark = pytest.mark.integration

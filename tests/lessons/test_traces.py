@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from workbench.lab.traces import read_order
-from workbench.notebook.lessons.lesson import load_lesson
+from workbench_lessons.course.lesson import load_lesson
 from workbench_lessons.l14_read_your_own_trace import solution as solved
 from workbench_lessons.l14_read_your_own_trace.traces import (
     files_of,

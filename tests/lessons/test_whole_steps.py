@@ -10,9 +10,9 @@ from workbench import author_module, capture, partition, run_partitioned
 from workbench.authoring.plans import ParallelPlan
 from workbench.lab.traces import read_order
 from workbench.lab.whole_step.join import Update, join
-from workbench.notebook.lessons.grading import grade
-from workbench.notebook.lessons.lesson import load_lesson
 from workbench.world.mesh import World
+from workbench_lessons.course.grading import grade
+from workbench_lessons.course.lesson import load_lesson
 from workbench_lessons.l14_read_your_own_trace.traces import recorded as recorded_trace
 from workbench_lessons.l15_one_graph_for_the_whole_step import solution as solved
 from workbench_lessons.l15_one_graph_for_the_whole_step.whole_steps import (

@@ -10,8 +10,8 @@ from full_disk import files_of_at_most
 
 from workbench.cli import main
 from workbench.errors import WorkbenchError
-from workbench.notebook.lessons.scores import SCORES, keep_score, load_scores
 from workbench.recipe.files import json_of, reading, write_whole
+from workbench_lessons.course.scores import SCORES, keep_score, load_scores
 
 
 def test_a_file_is_replaced_with_its_mode_and_through_its_link(tmp_path: Path) -> None:

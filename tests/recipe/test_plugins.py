@@ -16,7 +16,8 @@ from workbench.recipe.hooks import HOOKS
 from workbench.recipe.plugins import COMMANDS, load_plugins
 
 ROOT = Path(__file__).parents[2]
-LAB = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["workbench.plugins"]
+PLUGINS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["workbench.plugins"]
+LAB = {name: module for name, module in PLUGINS.items() if module.startswith("workbench.lab.")}
 DECLARATIONS = '''
 from workbench.recipe.contracts import Numerics, Options, PassContract, Stage, declare
 from workbench.recipe.hooks import declare_hook
@@ -141,7 +142,7 @@ def test_without_the_lab_the_core_lists_its_passes_and_builds_the_tour(tmp_path:
     core |= {"capture.joint", "check.agreement", "check.order", "level.full", "training.step.pair"}
     assert set(left) <= core and len(left) == 16
     assert set(built.split()) == {"PASS"}
-    missing = "this needs the folder workbench/lab/weights, which is missing: install the workbench again"
+    missing = "this needs the plugin 'weights', which is missing: install the workbench again"
     asked = "checkpoints c", "save_weights", "model.weights 'w'"
     told = [f"{each}: {missing}, or leave this out" for each in asked]
     told += ["recipe 'tour' with training.step=whole: training.step: unknown 'whole' (it comes with "

@@ -62,7 +62,7 @@ expect = {no_effect = ["my_own_pass"]}
 
 
 def test_reading_lessons_and_a_recipe_of_declared_passes_imports_no_torch() -> None:
-    code = ("import sys, workbench.recipe.recipe as r, workbench.notebook.lessons.lesson as l\n"
+    code = ("import sys, workbench.recipe.recipe as r, workbench_lessons.course.lesson as l\n"
             "[l.load_lesson(n) for n in l.lesson_names()]\n"
             "r.load_recipe('llama3').override({'joint_passes': ['float8_matmul']})\n"
             "sys.exit('torch' in sys.modules)")
@@ -255,7 +255,7 @@ def test_diff() -> None:
 
 @pytest.mark.integration
 def test_committed_schemas_are_current(tmp_path: Path) -> None:
-    code = ("import sys, pathlib; from workbench.notebook.lessons.lesson import write_schemas; "
+    code = ("import sys, pathlib; from workbench_lessons.course.lesson import write_schemas; "
             "write_schemas(pathlib.Path(sys.argv[1]))")
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, check=True)
     for path in tmp_path.iterdir():

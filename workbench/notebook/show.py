@@ -19,7 +19,6 @@ from workbench.graph.partition import ForwardBackward
 from workbench.graph.read.simulated_run import StepTimeline
 from workbench.notebook import draw
 from workbench.notebook.draw.timeline import runs_of
-from workbench.notebook.lessons.lesson import Lesson
 from workbench.notebook.moments.moment import Moment
 from workbench.notebook.moments.page import PageScript
 from workbench.notebook.views import GraphView, KernelView, MemoryView, PassStepper, TimelineView
@@ -120,7 +119,8 @@ def outputs(what: Any, view: str = "", device: str = "h100",
         return [draw.difference(what)]
     if isinstance(what, Training):
         what = what.load
-    return [what] if isinstance(what, World | Verdict | Lesson | ExpertLoad | DTensor) else []
+    itself = isinstance(what, World | Verdict | ExpertLoad | DTensor) or hasattr(what, "_repr_markdown_")  # a lesson
+    return [what] if itself else []
 
 
 def _built(built: Built, view: str) -> list[Any]:

@@ -26,7 +26,7 @@ def hook(name: str, asked: str) -> Any:
     load_plugins()
     if name not in HOOKS:
         folder = name.partition(".")[0]
-        raise WorkbenchError(f"{asked}: this needs the folder workbench/lab/{folder}, which is missing: "
+        raise WorkbenchError(f"{asked}: this needs the plugin {folder!r}, which is missing: "
                              "install the workbench again, or leave this out")
     return resolve_name(HOOKS[name])
 

@@ -24,6 +24,7 @@ class Command:
 
     recipe, changes: a text on what --set may change; the command takes RECIPE, --set and --import, or the last two.
     code: "MODULE:FUNCTION", called with the recipe, if any, and the arguments; it returns the exit status.
+    torch: whether to import its code takes seconds, because it imports torch.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Command:
     code: str
     recipe: str = ""
     changes: str = ""
+    torch: bool = True
 
 
 COMMANDS: dict[str, Command] = {}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from workbench import WorkbenchError, load_lesson, on_gpus
-from workbench.notebook import recorded_figures
+from workbench_lessons.course import recorded_figures
 
 LESSON = load_lesson("00_tour")
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from notebook.lessons.test_headless import notebook
+from lessons.test_headless import notebook
 from workbench.cli import main
-from workbench.notebook.lessons.commands import copy_course, what_next
-from workbench.notebook.lessons.course import run_course
-from workbench.notebook.lessons.lesson import lesson_names, load_lesson
-from workbench.notebook.lessons.scores import keep_score, load_scores
+from workbench_lessons.course.commands import copy_course, what_next
+from workbench_lessons.course.lesson import lesson_names, load_lesson
+from workbench_lessons.course.scores import keep_score, load_scores
+from workbench_lessons.course.whole_course import run_course
 
 pytestmark = pytest.mark.integration
 CHECK = """
@@ -140,6 +140,6 @@ def test_a_copy_of_the_course_keeps_what_a_reader_has_changed(
     (tmp_path / "docs/glossary.md").unlink()
     assert copy_course(tmp_path) == [mine]
     assert mine.read_bytes() == b"mine" and len(shipped) > 10_000 and (tmp_path / "docs/glossary.md").is_file()
-    monkeypatch.setattr("workbench.notebook.lessons.commands.find_spec", lambda name: None)
+    monkeypatch.setattr("workbench_lessons.course.commands.find_spec", lambda name: None)
     assert main(["lab", str(tmp_path)]) == 2
     assert capsys.readouterr().err == "workbench: error: lab: JupyterLab is not installed: pip install jupyterlab\n"

@@ -13,8 +13,8 @@ import pytest
 
 from workbench.errors import WorkbenchError
 from workbench.notebook.draw.picture import table
-from workbench.notebook.lessons.grading import CheckResult, Prediction, closeness, grade
-from workbench.notebook.lessons.lesson import (
+from workbench_lessons.course.grading import CheckResult, Prediction, closeness, grade
+from workbench_lessons.course.lesson import (
     Lesson,
     LessonError,
     lesson_file,
@@ -22,7 +22,7 @@ from workbench.notebook.lessons.lesson import (
     load_lesson,
     parameters,
 )
-from workbench.notebook.lessons.scores import load_scores, take_hint
+from workbench_lessons.course.scores import load_scores, take_hint
 
 GOOD = """
 name = "l"
@@ -200,7 +200,7 @@ def test_scores_are_kept(lesson: Lesson, tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_graders() -> None:
-    assert grade("workbench.notebook.lessons.grading:exact", 100, {"truth": 100}) == (1.0, "right", ())
+    assert grade("workbench_lessons.course.grading:exact", 100, {"truth": 100}) == (1.0, "right", ())
     assert grade("targets", {"n": 4, "m": 1}, {"at_most": {"n": 2, "m": 1}}) == (
         0.75, "n 4, wanted at most 2", (("n", 4, 2), ("m", 1, 1)))
     assert grade("targets", {"n": 2, "m": 0}, {"at_most": {"n": 2, "m": 0}})[:2] == (1.0, "every target met")
@@ -209,6 +209,6 @@ def test_graders() -> None:
     given = [grade("targets", {"n": n, "m": m}, limits)[0] for n, m in ((6, 1), (8, 0), (4, 1), (4, 2), (2, 2), (2, 1))]
     assert given == [0.0, 0.0, 0.5, 0.25, 0.5, 1.0]  # as shipped, worse, half the way; what was met must stay met
     assert grade("targets", {"n": 4, "m": 2}, {**limits, "start": {"n": 6}})[0] == 0.25  # m met its limit as shipped
-    for check in ("odd", "workbench.notebook.lessons.grading:nothing", "workbench_lessons.nowhere:nothing"):
+    for check in ("odd", "workbench_lessons.course.grading:nothing", "workbench_lessons.nowhere:nothing"):
         with pytest.raises(WorkbenchError, match=f"check '{check}': .*: give one of close, exact, targets, or"):
             grade(check, 3, {})

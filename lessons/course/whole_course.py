@@ -18,14 +18,14 @@ from typing import Any
 from unittest import mock
 
 from workbench.errors import WorkbenchError, temporary
-from workbench.notebook.lessons.course_site import page_of_rows
-from workbench.notebook.lessons.headless import run_lesson
-from workbench.notebook.lessons.lesson import Lesson, load_lesson, parameters
-from workbench.notebook.lessons.scores import SCORES, keep_score, load_scores
-from workbench.notebook.recorded_figures import RECORD
 from workbench.pipeline.progress import telling
 from workbench.recipe.files import write_whole
 from workbench.tools.command_end import end_group, ending_on_sigterm, signal_group
+from workbench_lessons.course.course_site import page_of_rows
+from workbench_lessons.course.headless import run_lesson
+from workbench_lessons.course.lesson import Lesson, load_lesson, parameters
+from workbench_lessons.course.recorded_figures import RECORD
+from workbench_lessons.course.scores import SCORES, keep_score, load_scores
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def _run(lesson: Lesson, values: dict[str, Any], out: Path, record: Path | None,
          running: list[subprocess.Popen[str]]) -> Outcome:
     began = time.monotonic()
     env = {**os.environ, **({RECORD: str(record.absolute())} if record else {})}
-    command = [sys.executable, "-m", "workbench.notebook.lessons.headless", lesson.name, json.dumps(values),
+    command = [sys.executable, "-m", "workbench_lessons.course.headless", lesson.name, json.dumps(values),
                str(out.absolute())]
     child = subprocess.Popen(command, text=True, env=env, start_new_session=True, stdout=subprocess.DEVNULL,
                              stderr=subprocess.PIPE)

@@ -1,4 +1,4 @@
-"""`workbench course`, `lab`, `lessons`, `check` and `hint`: the lessons from the command line."""
+"""`workbench course`, `lab`, `lessons`, `check`, `hint` and `tour`: the lessons from the command line."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from workbench.errors import WorkbenchError
-from workbench.notebook.lessons.grading import percent
-from workbench.notebook.lessons.lesson import Checkpoint, Lesson, lesson_named, lesson_names, load_lesson
-from workbench.notebook.lessons.scores import Scores, load_scores, score_of, take_hint
 from workbench.pipeline.progress import loading_torch, telling
 from workbench.recipe.files import course_folder, write_whole
+from workbench_lessons.course.grading import percent
+from workbench_lessons.course.lesson import Checkpoint, Lesson, lesson_named, lesson_names, load_lesson
+from workbench_lessons.course.scores import Scores, load_scores, score_of, take_hint
 
 WIDTH = 100
 
 
 def course(args: argparse.Namespace) -> int:
     with loading_torch():
-        from workbench.notebook.lessons.course import run_course
-        from workbench.notebook.lessons.headless import from_text
+        from workbench_lessons.course.headless import from_text
+        from workbench_lessons.course.whole_course import run_course
 
     names = [lesson_named(text) for text in args.lessons] or lesson_names()
     if args.site is not None:
-        from workbench.notebook.lessons.course_site import write_site
+        from workbench_lessons.course.course_site import write_site
 
         with telling() as tell:
             page = write_site(names, args.site, tell=tell)
@@ -100,7 +100,7 @@ def lab(args: argparse.Namespace) -> int:
         print(f"kept {path}: it differs from the package's")
     command = ["jupyterlab", f"--notebook-dir={args.folder}", str(args.folder / "notebooks/00_tour.ipynb")]
     print(f"python -m {shlex.join(command)}", flush=True)
-    os.execv(sys.executable, [sys.executable, "-m", *command])
+    return os.execv(sys.executable, [sys.executable, "-m", *command])
 
 
 def copy_course(folder: Path) -> list[Path]:
@@ -126,7 +126,7 @@ def copy_course(folder: Path) -> list[Path]:
 
 def check(args: argparse.Namespace) -> int:
     with loading_torch():
-        from workbench.notebook.lessons.course import check_lesson
+        from workbench_lessons.course.whole_course import check_lesson
 
     if args.notebook is not None and not args.notebook.is_file():
         raise WorkbenchError(f"--notebook {args.notebook}: no such file")
@@ -148,4 +148,16 @@ def hint(args: argparse.Namespace) -> int:
         print("this checkpoint has no hints")
     for number, text in enumerate(point.hints[:taken], 1):
         print(f"hint {number} of {len(point.hints)}: {text}")
+    return 0
+
+
+def tour(args: argparse.Namespace) -> int:
+    with loading_torch():
+        from workbench_lessons.course.headless import from_text, run_lesson
+
+    values = from_text("00_tour", dict(args.set))
+    done = run_lesson("00_tour", values, args.out)
+    for table in done.tables[:1]:  # of the four passes; the others are of passes that the lesson breaks
+        print(f"\n{table.rstrip()}")
+    print(f"\nexecuted notebook: {done.notebook}\nas a page:         {done.page}")
     return 0

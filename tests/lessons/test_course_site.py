@@ -8,9 +8,9 @@ import pytest
 
 from workbench import WorkbenchError
 from workbench.__main__ import main
-from workbench.notebook.lessons.course_site import documents, write_site
-from workbench.notebook.lessons.lesson import load_lesson
-from workbench.notebook.lessons.scores import SCORES
+from workbench_lessons.course.course_site import documents, write_site
+from workbench_lessons.course.lesson import load_lesson
+from workbench_lessons.course.scores import SCORES
 
 NAME, NEXT = "12_inside_inductor", "13_find_the_wrong_pass"
 

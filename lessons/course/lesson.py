@@ -13,8 +13,6 @@ from typing import Any, Literal, Self, TypeVar
 
 from pydantic import Field, PositiveInt, PrivateAttr, create_model, model_validator
 
-from workbench.notebook.lessons.grading import CheckResult, Prediction, grade
-from workbench.notebook.lessons.scores import keep_score
 from workbench.recipe.files import course_folder
 from workbench.recipe.recipe import recipe_json_schema
 from workbench.recipe.strict_toml import (
@@ -27,6 +25,8 @@ from workbench.recipe.strict_toml import (
     read_toml,
     suggestion,
 )
+from workbench_lessons.course.grading import CheckResult, Prediction, grade
+from workbench_lessons.course.scores import keep_score
 
 _TYPES: dict[str, type] = {"int": int, "float": float, "str": str, "bool": bool}
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from workbench.cli import main
-from workbench.notebook.lessons.headless import run_lesson
 from workbench.pipeline.progress import PROGRESS, REPORTS
+from workbench_lessons.course.headless import run_lesson
 
 pytestmark = pytest.mark.integration
 

@@ -1,6 +1,6 @@
 """Runs a lesson's notebook without a browser: checks its parameters, and keeps the notebook and a page.
 
-python -m workbench.notebook.lessons.headless LESSON PARAMETERS FOLDER, with the parameters as JSON.
+python -m workbench_lessons.course.headless LESSON PARAMETERS FOLDER, with the parameters as JSON.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import Any
 from unittest import mock
 
 from workbench.errors import WorkbenchError, temporary
-from workbench.notebook.lessons.lesson import load_lesson, parameters
 from workbench.pipeline.progress import PROGRESS, REPORTS, Progress, Teller, telling
 from workbench.recipe.files import course_folder, write_whole
+from workbench_lessons.course.lesson import load_lesson, parameters
 
 
 class NotebookError(WorkbenchError):

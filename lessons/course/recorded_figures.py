@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from workbench.notebook.draw.picture import Table, table
-from workbench.notebook.lessons.lesson import Lesson
 from workbench.pipeline.machine import gpus as gpus_here
 from workbench.pipeline.machine import machine, versions
 from workbench.recipe.files import json_of, reading, write_whole
 from workbench.recipe.wording import counted
 from workbench.tools.compatibility import results_dir
+from workbench_lessons.course.lesson import Lesson
 
 RECORD = "WORKBENCH_RECORD"
 

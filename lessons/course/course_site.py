@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from workbench.errors import WorkbenchError
-from workbench.notebook.lessons.headless import notebooks_dir, page_of
-from workbench.notebook.lessons.lesson import Lesson, load_lesson
-from workbench.notebook.lessons.scores import load_scores, score_of
 from workbench.recipe.files import write_whole
+from workbench_lessons.course.headless import notebooks_dir, page_of
+from workbench_lessons.course.lesson import Lesson, load_lesson
+from workbench_lessons.course.scores import load_scores, score_of
 
 MARK = "workbench-site"
 """A file of this name says that a folder is a site, which may be written again."""
