@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.fx import GraphModule
 
 from workbench.authoring.families import find_family
 from workbench.authoring.materialise import default_initialise, seed_of
@@ -28,10 +27,10 @@ from workbench.tools.compatibility import results_dir
 from workbench_lessons.course.grading import by_cases, by_slips
 
 RECORDED, TIMED = results_dir() / "float8_numerics_gloo.json", results_dir() / "float8_products_h200.json"
-MODELS = {"llama3 1b": "float8_h200x2", "llama3 8b": "float8_8b_h200x2"}
+MODELS = {"llama3 1b": ("float8_h200x2",), "llama3 8b": ("like_8b_h200x2", "float8_8b_h200x2")}
 STEPS = {
     "compile": "torch.compile of each block",
-    "compile_float8_tensorwise": "the same with torchao's float8",
+    "compile_float8_tensorwise": "torch.compile of each block, torchao float8",
     "llama3_whole_step_fused_cudagraph": "whole step, replayed",
     "llama3_float8_whole_step_cudagraph": "whole step, replayed, float8_matmul",
 }
@@ -83,10 +82,14 @@ def _recorded(path: Path) -> dict[str, Any]:
     return found
 
 
-def recorded_losses() -> dict[str, list[float]]:
-    """The losses of 200 steps on text that benchmarks/float8_numerics.py recorded, by variant."""
-    found: dict[str, list[float]] = _recorded(RECORDED)["losses"]
-    return found
+def loss_gaps(steps: int = 20) -> dict[str, list[float]]:
+    """Recorded losses of 200 steps minus bfloat16's, by variant, each the mean of the last `steps`."""
+    losses: dict[str, list[float]] = _recorded(RECORDED)["losses"]
+    means = {}
+    for name in ("tensorwise", "rowwise", "bfloat16"):
+        gap = [a - b for a, b in zip(losses[name], losses["bfloat16"], strict=True)]
+        means[name] = [sum(gap[max(0, end - steps):end]) / min(end, steps) for end in range(1, len(gap) + 1)]
+    return means
 
 
 def recorded_products() -> list[tuple[str, str, str, float, float, float]]:
@@ -104,8 +107,8 @@ def recorded_products() -> list[tuple[str, str, str, float, float, float]]:
 def recorded_steps() -> Table:
     """Whole steps on two GPUs in bfloat16 and in float8: every recorded run, and launches."""
     rows = []
-    for model, file in MODELS.items():
-        runs = json_lines(results_dir() / f"{file}.jsonl")
+    for model, files in MODELS.items():
+        runs = [run for file in files for run in json_lines(results_dir() / f"{file}.jsonl")]
         for variant, title in STEPS.items():
             of_variant = sorted((run for run in runs if run["variant"] == variant), key=lambda run: run["step_ms"])
             if of_variant:
@@ -124,25 +127,6 @@ def refused(run: Callable[[], object]) -> Table:
         title = f"float8_matmul refuses: {sum(count for count, *_ in rows)} matmuls, and none is left to convert"
         return Table(title, ("matmuls", "stay because", "first of them"), rows)
     raise WorkbenchError("the pass converted something: give it a smaller model or its default options")
-
-
-def gathered_bytes(record: PassRecord) -> Table:
-    """The bytes of a step's collectives before and after a pass, by kind and type, and the verdict on them."""
-    before, after = (_bytes_by_kind(graphs[0]) for graphs in (record.before, record.after))
-    rows: list[tuple[str, int, int | str]] = [
-        (name, before.get(name, 0), after.get(name, 0)) for name in {**before, **after}]
-    was, now = sum(before.values()), sum(after.values())
-    rows.append(("all", was, f"{now:,}, {1 - now / was:.0%} fewer"))
-    notes = (str(record.verdict("collectives")), "float8 numbers travel as uint8")
-    return Table("bytes of a step", ("collective", "before", "after"), tuple(rows), notes=notes)
-
-
-def _bytes_by_kind(graph: GraphModule) -> dict[str, int]:
-    sums: dict[str, int] = {}
-    for c in list_collectives(graph):
-        name = f"{c.kind}, {c.dtype}"
-        sums[name] = sums.get(name, 0) + c.payload
-    return sums
 
 
 def _cases() -> Iterator[tuple[str, torch.Tensor]]:

@@ -1,4 +1,4 @@
-"""The magnitudes of a tensor above the numbers of float8, and the time of layers in float8."""
+"""The magnitudes of a tensor above the numbers of float8, the time of layers, and the errors of gradients."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from workbench.notebook.draw.colors import BLUE, FAINT, GREY, INK, ORANGE
+from workbench.notebook.draw.colors import BLUE, FAINT, GREEN, GREY, INK, ORANGE
 from workbench.notebook.draw.picture import Picture, finish, panels
 from workbench_lessons.l05_bucket_and_overlap.stacked import stacked
 
@@ -57,3 +57,18 @@ def layers_in_percent(products: Sequence[tuple[str, str, str, float, float, floa
             percent = {"float8 matmuls": 100 * scaled / plain, "casts": 100 * casts / plain}
             bars[f"{title}: {100 * (scaled + casts) / plain:.0f}"] = percent
     return stacked(bars, "time, in percent of the layer's matmuls in bfloat16", line=("bfloat16", 100))
+
+
+def errors_by_name(runs: Mapping[str, Mapping[str, float]]) -> Picture:
+    """A row for each name, with a dot for the relative error in each of at most three runs. Text: the names of both."""
+    names = list(next(iter(runs.values())))
+    figure, (axes,) = panels(9, 0.9 + 0.24 * len(names))
+    for (run, errors), color, marker in zip(runs.items(), (BLUE, GREEN, GREY), "os^", strict=False):
+        axes.plot([100 * errors[name] for name in names], range(len(names)), marker, color=color, markersize=5,
+                  linestyle="", label=run)
+    axes.set_yticks(range(len(names)), names, fontsize=8)
+    axes.set(xlabel="error of the gradient, %", ylim=(len(names) - 0.5, -0.5))
+    axes.set_xlim(left=0)
+    figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=8)
+    text = f"{', '.join(runs)}: errors of {len(names)} gradients"
+    return finish(figure, f"Dots for the error of each gradient. {text}.", text, colors=64)
