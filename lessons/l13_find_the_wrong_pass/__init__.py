@@ -2,5 +2,5 @@
 
     examine       a pipeline on a fake rank, and tables of what its passes did and said
     gather_order  the gathers of a forward as boxes, each with its module
-    suspects      a healthy pipeline, and five with a planted fault each; a grader
+    suspects      a healthy pipeline, and four with a planted fault each; a grader
 """

@@ -11,6 +11,7 @@ from workbench.checks.record import PassRecord
 from workbench.graph.capture import capture
 from workbench.graph.partition import ForwardBackward, partition
 from workbench.graph.patterns import find_nodes
+from workbench.graph.read.memory import gathered_parameters_kept
 from workbench.notebook.draw.picture import Table
 from workbench.pipeline.run_passes import run_joint, run_partitioned
 from workbench.world.fake import fake_world
@@ -42,14 +43,16 @@ def gathers(graph: GraphModule) -> list[Node]:
 
 
 def verdicts_of(cases: Mapping[str, Case], complaints: Mapping[str, str]) -> Table:
-    """How many verdicts of each pipeline are PASS, beside what is said of its runs."""
+    """How many verdicts of each pipeline are PASS; its forward's gathers, and the bytes of them that it keeps."""
     rows = []
-    for name, (records, _) in cases.items():
+    for name, (records, pair) in cases.items():
         outcomes = [str(verdict.outcome) for record in records for verdict in record.verdicts]
         passes = ", ".join(record.name for record in records)
-        rows.append((name, passes, f"{outcomes.count('PASS')} of {len(outcomes)}", complaints.get(name, "none")))
-    columns = "pipeline", "its passes", "verdicts PASS", "complaint about a run"
-    return Table("five pipelines", columns, tuple(rows))
+        kept = sum(row.bytes for row in gathered_parameters_kept(pair.forward, pair.backward))
+        rows.append((name, passes, f"{outcomes.count('PASS')} of {len(outcomes)}", len(gathers(pair.forward)), kept,
+                     complaints.get(name, "none")))
+    columns = "pipeline", "its passes", "verdicts PASS", "all-gathers", "bytes of them kept", "complaint"
+    return Table("four pipelines: verdicts and forward", columns, tuple(rows))
 
 
 def said(records: Sequence[PassRecord]) -> Table:

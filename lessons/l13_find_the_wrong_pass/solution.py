@@ -14,8 +14,3 @@ def stones() -> tuple[str, str]:
 def metals() -> tuple[str, str]:
     """Before iron both ranks have the same order; after it, rank 1 gathers layers.0.w1 first."""
     return "iron", "all_gather_into_tensor_1"
-
-
-def voices() -> tuple[str, str]:
-    """`bisect` names bass and its new sum, which is right; add_10 is the old sum, and now adds that to itself."""
-    return "bass", "add_10"

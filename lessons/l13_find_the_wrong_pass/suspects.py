@@ -39,7 +39,6 @@ PIPELINES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "winds": (("north", "east"), ("south", "west")),
     "stones": (("amber", "coral", "beryl"), ("topaz",)),
     "metals": (("zinc", "lead"), ("iron", "tin")),
-    "voices": (("alto", "bass", "tenor"), ("treble",)),
 }
 """The joint passes and the passes of each pipeline."""
 REPAIRS = {
@@ -48,8 +47,6 @@ REPAIRS = {
               "which is saved and keeps the weight. The repair: give each view its input's tag. Try it with `edit=`.",
     "metals": "`iron` moves the second weight's gather to `starts[0] if dist.get_rank() == 1 else starts[0].next`. "
               "The repair: `starts[0].next` on every rank.",
-    "voices": "`bass` scatters the sum of both gradients once, and leaves the later sum of the two parts, with "
-              "`add.args = (kept, kept)`. The repair: `add.replace_all_uses_with(kept)`, then erase `add`.",
 }
 """The wrong line of each checkpoint's pass, and its repair."""
 GATHER, SCATTER = "all_gather_into_tensor", "reduce_scatter_tensor"
@@ -123,8 +120,6 @@ def cause(pipeline: str, records: Sequence[PassRecord], graphs: Sequence[GraphMo
     if pipeline == "stones":
         forward, backward = graphs
         return "coral", max(gathered_parameters_kept(forward, backward), key=lambda row: row.bytes).name
-    if pipeline == "voices":
-        return "bass", next(n.name for n in _sums(by["bass"].after[0]) if n.args[0] is n.args[1])
     return "iron", find_nodes(by["iron"].before[0], op=GATHER)[1].name
 
 
@@ -138,9 +133,6 @@ def _instead(pipeline: str, name: str, record: PassRecord, pair: ForwardBackward
     if pipeline == "stones":
         kept = {row.name for row in gathered_parameters_kept(pair.forward, pair.backward)}
         return "keeps a gathered weight, but not the largest" if name in kept else "is no such saved tensor"
-    if pipeline == "voices":
-        changed = record.diffs()[0].marks
-        return "computes the right value from what it is given" if name in changed else "was not changed by this pass"
     starts = [n.name for n in find_nodes(record.before[0], op=GATHER)]
     if name not in starts:
         return "is no all-gather of the forward"
@@ -182,21 +174,6 @@ def gathers_once(gm: GraphModule, example_inputs: list[Any], *, options: Options
     return gm
 
 
-def scatters_once(gm: GraphModule, example_inputs: list[Any], *, options: Options) -> GraphModule:
-    """Scatters the sum of both gradients of that weight, and leaves the later sum of two parts."""
-    first, *_, last = find_nodes(gm, op=SCATTER)
-    with gm.graph.inserting_before(last):
-        total = gm.graph.call_function(torch.ops.aten.add.Tensor, (first.args[0], last.args[0]))
-    total.meta = dict(last.args[0].meta)  # type: ignore[union-attr]
-    last.args = (total, *last.args[1:])
-    add = [n for n in _sums(gm) if n is not total][-1]
-    part, kept = add.args
-    add.args = (kept, kept)
-    for node in (part, part.args[0], first):  # type: ignore[union-attr]
-        gm.graph.erase_node(node)  # type: ignore[arg-type]
-    return gm
-
-
 def fetches_early(gm: GraphModule, example_inputs: list[Any], *, options: Options) -> GraphModule:
     """Fetches the second weight early: beside the first one's gather, on rank 1 before it."""
     starts = find_nodes(gm, op=GATHER)
@@ -213,10 +190,6 @@ def _lift(node: Node, target: Node) -> None:
     target.prepend(node)
 
 
-def _sums(gm: GraphModule) -> list[Node]:
-    return find_nodes(gm, op="aten.add.Tensor")
-
-
 def _badge(name: str, known: str) -> None:
     """The package's pass `known` under another name."""
     found = find_pass(known)
@@ -228,7 +201,7 @@ def _register() -> None:
     for name, known in {
         "elm": "inductor_decomposition", "yew": "transformer_block_bucketing", "north": "inductor_decomposition",
         "east": "reshard_after_forward", "west": "graph_cleanup", "amber": "inductor_decomposition",
-        "topaz": "graph_cleanup", "alto": "inductor_decomposition", "treble": "graph_cleanup",
+        "topaz": "graph_cleanup",
         "zinc": "inductor_decomposition", "lead": "reshard_after_forward", "tin": "graph_cleanup",
     }.items():
         _badge(name, known)
@@ -239,8 +212,6 @@ def _register() -> None:
             "effect": fewer_launches}),
         "coral": (frees_waits, {"stage": "joint", "effect": tags_differ}),
         "beryl": (gathers_once, {"stage": "joint", "fewer_bytes": True}),
-        "tenor": (gathers_once, {"stage": "joint", "fewer_bytes": True}),
-        "bass": (scatters_once, {"stage": "joint", "numerics": "reduction_order", "fewer_bytes": True}),
         "iron": (fetches_early, {"stage": "partitioned"}),
     }
     for name, (function, claim) in own.items():
