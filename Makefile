@@ -57,7 +57,7 @@ execute: venv ## execute the notebooks in place, after a change of the code they
 	@WORKBENCH_PROGRESS=0 $(BIN)/jupyter nbconvert --config .ci/execute_notebooks.py --execute --inplace notebooks/*.ipynb
 
 schemas: venv ## write lessons/*.schema.json again
-	@$(BIN)/python -c "from pathlib import Path; from workbench_lessons.course.lesson import write_schemas; write_schemas(Path('lessons'))"
+	@$(BIN)/python -c "from pathlib import Path; from workbench_lessons.course.schemas import write_schemas; write_schemas(Path('lessons'))"
 
 clean: ## remove the environments and what runs leave behind
 	rm -rf .venv .venv-torch* out build *.egg-info

@@ -26,10 +26,10 @@ from benchmarks.variants import PEERS, recipe_of
 from workbench.graph.read.peak import StepPeak
 from workbench.pipeline.run import peak_by
 from workbench.pipeline.stages import before_lowering
-from workbench.recipe.files import json_lines
 from workbench.recipe.recipe import Recipe
 from workbench.torch_api.garbage import uncollected
 from workbench.world.fake import fake_world
+from workbench_lessons.course.recorded_figures import json_lines
 
 RESULTS = Path(__file__).parent / "results"
 FILES = ("llama3_1b_h200x4", "deepseek_v3_debug_h200x2", "memory_budget_h200x2", "llama3_8b_h200x2",

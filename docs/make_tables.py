@@ -20,11 +20,11 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from workbench.lab.traces import read_order  # noqa: E402
-from workbench.recipe.files import json_lines  # noqa: E402
 from workbench.recipe.recipe import Recipe, load_recipe  # noqa: E402
 from workbench.recipe.rules import cuda_reasons  # noqa: E402
 from workbench.recipe.wording import mesh_text  # noqa: E402
 from workbench_lessons.course.lesson import load_lesson  # noqa: E402
+from workbench_lessons.course.recorded_figures import json_lines  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
 PAGES = sorted((ROOT / "docs" / "measurements").glob("*.md"))

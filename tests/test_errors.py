@@ -44,7 +44,7 @@ def test_an_imported_file_that_exits_is_refused_and_an_interrupt_stays_one(
 def test_the_package_itself_may_exit() -> None:
     """As on a SIGTERM: the frame that raises is the package's."""
     script = ("import os, signal\nfrom workbench.errors import no_exit\n"
-              "from workbench.tools.command_end import ending_on_sigterm\n"
+              "from workbench_lessons.course.whole_course import ending_on_sigterm\n"
               "with no_exit(), ending_on_sigterm():\n    os.kill(os.getpid(), signal.SIGTERM)\n")
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 128 + 15 and done.stderr == ""

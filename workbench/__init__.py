@@ -25,7 +25,6 @@ _NAMES_BY_MODULE = {
     "graph.patterns": "Replaced find_nodes replace_pattern",
     "graph.read.cost": "device_spec",
     "graph.read.nodes": "provenance",
-    "notebook.replay_rehearsal": "rehearse",
     "lab.compile_backend.backend": "as_backend",
     "lab.graph_passes.graph_pass": "as_graph_pass",
     "lab.schedule.compare": "compare_schedules",
@@ -56,6 +55,7 @@ _BY_HOOK = {
     "load_lesson": "course.load_lesson",
     "on_gpus": "course.on_gpus",
     "parameters": "course.parameters",
+    "rehearse": "course.rehearse",
     "save_weights": "weights.save",
 }
 """Names whose code a plugin declares."""

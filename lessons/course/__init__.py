@@ -6,6 +6,7 @@
     headless          runs one lesson's notebook by papermill
     lesson            Lesson: question, parameters, checkpoints
     recorded_figures  figures measured on GPUs, recorded or live
+    schemas           JSON Schemas for editors
     scores            a reader's best scores
     whole_course      runs all notebooks, and writes a page of results
 """
@@ -19,9 +20,15 @@ from workbench.recipe.arguments import add_pairs, count, seconds
 from workbench.recipe.hooks import declare_hook
 from workbench.recipe.plugins import Command, declare_command
 
-for module, names in {"lesson": "Lesson load_lesson parameters", "recorded_figures": "Figures on_gpus"}.items():
+NAMES = {
+    "course.lesson": "Lesson load_lesson parameters",
+    "course.recorded_figures": "Figures on_gpus",
+    "l08_replay_with_cudagraphs.replay_rehearsal": "rehearse",
+}
+"""What `workbench` has of ours, by module."""
+for module, names in NAMES.items():
     for name in names.split():
-        declare_hook(f"course.{name}", f"workbench_lessons.course.{module}:{name}")
+        declare_hook(f"course.{name}", f"workbench_lessons.{module}:{name}")
 
 
 def _tour(parser: argparse.ArgumentParser) -> None:

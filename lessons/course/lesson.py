@@ -5,7 +5,6 @@ Read by the same strict loader as recipes. No torch here.
 
 from __future__ import annotations
 
-import json
 import os
 from collections import Counter
 from pathlib import Path
@@ -14,7 +13,6 @@ from typing import Any, Literal, Self, TypeVar
 from pydantic import Field, PositiveInt, PrivateAttr, create_model, model_validator
 
 from workbench.recipe.files import course_folder
-from workbench.recipe.recipe import recipe_json_schema
 from workbench.recipe.strict_toml import (
     DeclarationError,
     Declared,
@@ -229,11 +227,3 @@ def load_lesson(name_or_path: str | os.PathLike[str]) -> Lesson:
     if lesson is None:
         raise LessonError(str(path), problems)
     return lesson
-
-
-def write_schemas(folder: Path) -> None:
-    """Write the JSON Schemas that editors use: `make schemas`."""
-    dialect = "https://json-schema.org/draft/2020-12/schema"
-    lesson = {"$schema": dialect, **Lesson.model_json_schema()}
-    for name, schema in (("lesson", lesson), ("recipe", recipe_json_schema())):
-        (folder / f"{name}.schema.json").write_text(json.dumps(schema, indent=2) + "\n", encoding="utf-8")

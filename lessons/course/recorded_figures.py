@@ -83,3 +83,8 @@ def _read(path: Path) -> dict[str, Any]:
 def _write(path: Path, name: str, entry: Mapping[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, json.dumps({**_read(path), name: entry}, indent=2) + "\n")
+
+
+def json_lines(path: Path) -> list[dict[str, Any]]:
+    """The JSON object of each line of a file of results."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]

@@ -9,9 +9,11 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,12 +22,13 @@ from unittest import mock
 from workbench.errors import WorkbenchError, temporary
 from workbench.pipeline.progress import telling
 from workbench.recipe.files import write_whole
-from workbench.tools.command_end import end_group, ending_on_sigterm, signal_group
 from workbench_lessons.course.course_site import page_of_rows
 from workbench_lessons.course.headless import run_lesson
 from workbench_lessons.course.lesson import Lesson, load_lesson, parameters
 from workbench_lessons.course.recorded_figures import RECORD
 from workbench_lessons.course.scores import SCORES, keep_score, load_scores
+
+ENDS = 15.0  # seconds that a child gets to end by itself
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,35 @@ class Outcome:
     lesson: Lesson
     seconds: float
     problem: str = ""
+
+
+@contextmanager
+def ending_on_sigterm() -> Iterator[None]:
+    """In this block, SIGTERM raises SystemExit, so that children, which have their own sessions, end too."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def signal_group(child: subprocess.Popen[str], how: signal.Signals) -> None:
+    """Send a signal to a child's process group, unless the child has ended: its number may be another's."""
+    if child.poll() is None:
+        os.killpg(child.pid, how)
+
+
+def end_group(child: subprocess.Popen[str], how: signal.Signals) -> None:
+    """End a child. Its ranks and kernels end by themselves when it is gone."""
+    signal_group(child, how)
+    try:
+        child.communicate(timeout=ENDS)
+    except subprocess.TimeoutExpired:
+        signal_group(child, signal.SIGKILL)
+        child.communicate()
 
 
 @ending_on_sigterm()

@@ -12,10 +12,10 @@ from torch.nn import functional as F
 from workbench.errors import WorkbenchError
 from workbench.notebook.draw.picture import Table
 from workbench.pipeline.report import Report
-from workbench.recipe.files import json_lines
 from workbench.recipe.recipe import Recipe
 from workbench.tools.compatibility import results_dir
 from workbench.tools.what_if import Study
+from workbench_lessons.course.recorded_figures import json_lines
 from workbench_lessons.l00_tour.pass_chips import PassChips
 
 LISTS = {

@@ -11,10 +11,10 @@ from workbench.authoring.author import author_module
 from workbench.graph.capture import capture
 from workbench.graph.lower import Step, compile_step
 from workbench.graph.partition import partition
-from workbench.notebook.replay_rehearsal import rehearse
 from workbench.pipeline.run_passes import PassRecord, run_partitioned
 from workbench.recipe.sections import PassSpec
 from workbench.world.mesh import World
+from workbench_lessons.l08_replay_with_cudagraphs.replay_rehearsal import rehearse
 
 
 class MLP(nn.Module):

@@ -11,10 +11,10 @@ import torch
 from workbench.authoring.author import author
 from workbench.notebook.draw.picture import Table
 from workbench.pipeline.train import Training, train
-from workbench.recipe.files import json_lines
 from workbench.recipe.recipe import Recipe, load_recipe
 from workbench.tools.compatibility import results_dir
 from workbench.world.mesh import World
+from workbench_lessons.course.recorded_figures import json_lines
 
 RECORDED = "deepseek_v3_debug_h200x2"
 VARIANTS = {

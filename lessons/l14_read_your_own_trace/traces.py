@@ -15,8 +15,8 @@ from workbench.errors import WorkbenchError
 from workbench.lab.traces.order import StepOrder, TraceOrder, read_order
 from workbench.lab.traces.trace_file import TracedStep
 from workbench.pipeline.gpu_communication import COMPUTE, gaps, union
-from workbench.recipe.files import json_lines
 from workbench.tools.compatibility import results_dir
+from workbench_lessons.course.recorded_figures import json_lines
 
 RESULTS = results_dir()
 FOLDERS = {1: ("traces_h200", "traces_h200/steps.jsonl"), 2: ("traces_h200x2", "llama3_1b_h200x2.jsonl")}

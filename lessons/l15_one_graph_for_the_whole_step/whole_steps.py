@@ -22,12 +22,12 @@ from workbench.lab.traces.trace_file import TracedStep
 from workbench.lab.whole_step.join import StepGraph
 from workbench.notebook.draw.picture import Table, table
 from workbench.pipeline.gpu_communication import union
-from workbench.recipe.files import json_lines
 from workbench.recipe.recipe import load_recipe
 from workbench.tools.compatibility import results_dir
 from workbench.torch_api.ops import tensor_bytes
 from workbench.world.fake import fake_world
 from workbench_lessons.course.grading import by_cases, by_slips
+from workbench_lessons.course.recorded_figures import json_lines
 from workbench_lessons.l08_replay_with_cudagraphs.launch_bound import Pace
 from workbench_lessons.l14_read_your_own_trace.traces_graded import near
 

@@ -21,10 +21,10 @@ from workbench.graph.read.collectives import list_collectives
 from workbench.notebook.draw.picture import Table
 from workbench.pipeline.proofs.numerics_proof import revealing
 from workbench.pipeline.run_passes import run_joint
-from workbench.recipe.files import json_lines
 from workbench.recipe.recipe import Recipe
 from workbench.tools.compatibility import results_dir
 from workbench_lessons.course.grading import by_cases, by_slips
+from workbench_lessons.course.recorded_figures import json_lines
 
 RECORDED, TIMED = results_dir() / "float8_numerics_gloo.json", results_dir() / "float8_products_h200.json"
 MODELS = {"llama3 1b": ("float8_h200x2",), "llama3 8b": ("like_8b_h200x2", "float8_8b_h200x2")}

@@ -257,7 +257,7 @@ def test_a_folder_that_exists_is_not_written_to(capsys: pytest.CaptureFixture[st
 
 REHEARSED = '''
 import workbench
-from workbench.notebook.replay_rehearsal import Rehearsal
+from workbench_lessons.l08_replay_with_cudagraphs.replay_rehearsal import Rehearsal
 from workbench.passes.cudagraph import CudagraphOptions, cudagraph, replayed
 
 

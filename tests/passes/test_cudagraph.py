@@ -11,12 +11,12 @@ from workbench.authoring.plans import ParallelPlan
 from workbench.checks.verdicts import Outcome
 from workbench.errors import WorkbenchError
 from workbench.graph.lower import compile_step
-from workbench.notebook import replay_rehearsal
-from workbench.notebook.replay_rehearsal import Rehearsal
 from workbench.recipe.recipe import RecipeError
 from workbench.recipe.sections import PassSpec
 from workbench.torch_api import cuda_graphs
 from workbench.world.mesh import World
+from workbench_lessons.l08_replay_with_cudagraphs import replay_rehearsal
+from workbench_lessons.l08_replay_with_cudagraphs.replay_rehearsal import Rehearsal
 
 
 class MLP(nn.Module):

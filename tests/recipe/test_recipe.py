@@ -255,7 +255,7 @@ def test_diff() -> None:
 
 @pytest.mark.integration
 def test_committed_schemas_are_current(tmp_path: Path) -> None:
-    code = ("import sys, pathlib; from workbench_lessons.course.lesson import write_schemas; "
+    code = ("import sys, pathlib; from workbench_lessons.course.schemas import write_schemas; "
             "write_schemas(pathlib.Path(sys.argv[1]))")
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, check=True)
     for path in tmp_path.iterdir():

@@ -258,8 +258,6 @@ def test_bad_arguments_get_one_clear_message(tmp_path, monkeypatch):
     for arguments, gpus, message in [
         ({"n": 2.0}, 0, "ranks(n=2.0): n must be a whole number, 1 or more."),
         ({"timeout": None}, 0, "ranks(timeout=None): timeout must be a number of seconds above 0."),
-        ({"listen": "10.0.0.1:29600"}, 0, "ranks(listen=..., key_file=...): a pool is on this machine alone. On "
-         "several machines, run a recipe: torchrun ... -m workbench run RECIPE"),
         ({"backend": "mpi"}, 0, "ranks(backend='mpi'): backend must be one of auto, gloo, nccl."),
         ({"echo": "loud"}, 0, "ranks(echo='loud'): echo must be one of live, grouped, rank0, none."),
         ({"backend": "nccl"}, 0, "ranks(backend='nccl'): no CUDA GPU can be used here. Use backend='gloo' or 'auto'."),

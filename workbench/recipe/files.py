@@ -91,11 +91,6 @@ def course_folder(name: str) -> Path:
     return installed.resolve() if installed.is_dir() else root / name
 
 
-def json_lines(path: Path) -> list[dict[str, Any]]:
-    """The JSON object of each line of a file of results."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-
-
 def writable(path: Path | None, option: str = "--json") -> None:
     """Raise WorkbenchError where a file cannot be written, before the work is done. STDOUT always can."""
     if path is None or str(path) == STDOUT:

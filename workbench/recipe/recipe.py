@@ -13,7 +13,6 @@ from typing import Any, Literal, Self
 import tomli_w
 from pydantic import Field, field_validator, model_validator
 
-from workbench.recipe.contracts import CONTRACTS
 from workbench.recipe.edits import apply_overrides, flatten
 from workbench.recipe.files import course_folder
 from workbench.recipe.hooks import check_value
@@ -159,22 +158,3 @@ def diff_recipes(a: Recipe, b: Recipe) -> list[tuple[str, Any, Any]]:
     """The differences: dotted key, value in `a`, value in `b`; None where a side has no value."""
     left, right = flatten(a.to_dict()), flatten(b.to_dict())
     return [(k, left.get(k), right.get(k)) for k in left | right if left.get(k) != right.get(k)]
-
-
-def recipe_json_schema() -> dict[str, Any]:
-    """JSON Schema of a recipe's TOML, for editors: pass options come from the contracts."""
-    schema = Recipe.model_json_schema()
-    tables = []
-    for contract in CONTRACTS.values():
-        options = contract.options.model_json_schema()
-        tables.append({
-            "type": "object", "description": contract.changes, "required": ["name"], "additionalProperties": False,
-            "properties": {"name": {"const": contract.name}, **options.get("properties", {})},
-        })
-    known = {"type": "string", "description": "a pass without options", "examples": list(CONTRACTS)}
-    user_pass = {"type": "object", "description": "a pass of your own", "required": ["name"],
-           "properties": {"name": {"type": "string", "not": {"enum": list(CONTRACTS)}}}}
-    schema["$defs"]["PassSpec"] = {"anyOf": [known, *tables, user_pass]}
-    clip = schema["$defs"]["TrainingSpec"]["properties"]["clip"]
-    clip["anyOf"] = [{"type": "number", "exclusiveMinimum": 0}, {"const": "off"}]
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}

@@ -8,12 +8,11 @@ import os
 import re
 import shlex
 import signal
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
 
 PASSED, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 FIRST_RANK_SECONDS = 3.0
-ENDS = 15.0  # seconds that a child gets to end by itself
 END_SECONDS = 2.0
 """How long threads and processes that a user's file left may go on once the command is done."""
 
@@ -134,32 +132,3 @@ def _kill_children() -> None:
         with suppress(OSError):  # a thread or a child that has just ended
             for pid in children.read_text().split():
                 os.kill(int(pid), signal.SIGKILL)
-
-
-@contextmanager
-def ending_on_sigterm() -> Iterator[None]:
-    """In this block, SIGTERM raises SystemExit, so that children, which have their own sessions, end too."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def signal_group(child: subprocess.Popen[str], how: signal.Signals) -> None:
-    """Send a signal to a child's process group, unless the child has ended: its number may be another's."""
-    if child.poll() is None:
-        os.killpg(child.pid, how)
-
-
-def end_group(child: subprocess.Popen[str], how: signal.Signals) -> None:
-    """End a child. Its ranks and kernels end by themselves when it is gone."""
-    signal_group(child, how)
-    try:
-        child.communicate(timeout=ENDS)
-    except subprocess.TimeoutExpired:
-        signal_group(child, signal.SIGKILL)
-        child.communicate()

@@ -27,7 +27,6 @@ def ranks(
     echo: str = "live",
     env: Mapping[str, str] | None = None,
     check: bool = False,
-    listen: object = None, key_file: object = None,  # refused, for one release
 ) -> RankPool:
     """Start `n` ranks on this machine and return their pool; use it in a `with`, or call `close()`.
 
@@ -39,11 +38,6 @@ def ranks(
 
     Raises WorkbenchError for arguments that cannot work here, RankError if the ranks do not start.
     """
-    if listen is not None or key_file is not None:
-        raise WorkbenchError(
-            "ranks(listen=..., key_file=...): a pool is on this machine alone. On several machines, "
-            "run a recipe: torchrun ... -m workbench run RECIPE"
-        )
     env = dict(env or {}) | ({"TORCH_DISTRIBUTED_DEBUG": "DETAIL"} if check else {})
     return RankPool(n, resolve(backend, n), timeout, echo, env)
 

@@ -14,8 +14,8 @@ from workbench import ParallelPlan, WorkbenchError, World, author_module, captur
 from workbench.graph.lower import bind
 from workbench.lab.whole_step.join import PAIR, Update, join, require_joinable
 from workbench.lab.whole_step.step import WholeStep
-from workbench.notebook.replay_rehearsal import Rehearsal
 from workbench.torch_api import cuda_graphs
+from workbench_lessons.l08_replay_with_cudagraphs.replay_rehearsal import Rehearsal
 
 ALONE = World("gloo", 1, 0, torch.device("cpu"))
 

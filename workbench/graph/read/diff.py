@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -37,12 +36,6 @@ class GraphDiff:
         counts = {name: len(getattr(self, name)) for name in ("added", "removed", "moved", "changed")}
         parts = [f"{count} {name}" for name, count in counts.items() if count]
         return ", ".join(parts) or "no node changed"
-
-    def by_op(self) -> dict[str, int]:
-        """Operators gained (positive) and lost (negative), largest change first."""
-        change = Counter(n.target for n in (*self.added, *(after for _, after in self.changed)))
-        change.subtract(n.target for n in (*self.removed, *(before for before, _ in self.changed)))
-        return {op: n for op, n in sorted(change.items(), key=lambda item: -abs(item[1])) if n}
 
     @cached_property
     def marks(self) -> dict[str, str]:

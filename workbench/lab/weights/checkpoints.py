@@ -96,8 +96,10 @@ class Checkpoints:
             self._barrier()
         except (OSError, RuntimeError, dcp.CheckpointException) as error:
             shutil.rmtree(saving, ignore_errors=True)  # of a full disk it holds what is left
-            raise WorkbenchError(f"checkpoint {place}: it cannot be written: {_why(error)}: free space there, or take "
-                                 "another folder") from error
+            raise WorkbenchError(
+                f"checkpoint {place}: it cannot be written: {_why(error)}: free space there, or "
+                "take another folder"
+            ) from error
         return place
 
     def _tensors(self) -> dict[str, Any]:
@@ -147,14 +149,19 @@ class Checkpoints:
         """Go on with the checkpoint's learning rates, each written into its tensor where it is one."""
         groups, rates = self.optimizer.param_groups, saved["rates"]
         if saved["class"] != self._class():
-            raise WorkbenchError(f"checkpoint {place}: its run had {saved['class']}, and this one has {self._class()}: "
-                                 "give train the same scheduler, or take another folder")
+            raise WorkbenchError(
+                f"checkpoint {place}: its run had {saved['class']}, and this one has "
+                f"{self._class()}: give train the same scheduler, or take another folder"
+            )
         if len(rates) != len(groups) and (self.scheduler is not None or len(set(rates)) > 1):
-            raise WorkbenchError(f"checkpoint {place}: it has learning rates of {len(rates)} groups of parameters, "
-                                 f"and on this mesh there are {len(groups)}: resume on the mesh that saved it")
+            raise WorkbenchError(
+                f"checkpoint {place}: it has learning rates of {len(rates)} groups of parameters, "
+                f"and on this mesh there are {len(groups)}: resume on the mesh that saved it"
+            )
         if self.scheduler is not None:
             self.scheduler.load_state_dict(saved["state"])
-        for group, rate in zip(groups, rates if len(rates) == len(groups) else rates[:1] * len(groups), strict=True):
+        by_group = rates if len(rates) == len(groups) else rates[:1] * len(groups)
+        for group, rate in zip(groups, by_group, strict=True):
             if isinstance(group["lr"], torch.Tensor):
                 group["lr"].fill_(rate)
             else:
@@ -180,7 +187,8 @@ def check_saving(recipe: Recipe, folder: Path | str | None, save_every: int | No
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise WorkbenchError(f"checkpoints {folder}: the folder cannot be made: {error.strerror or error}") from error
+        why = error.strerror or error
+        raise WorkbenchError(f"checkpoints {folder}: the folder cannot be made: {why}") from error
     place = newest(folder)
     steps = 0 if place is None else checked(place, recipe)["steps"]
     if steps >= recipe.training.steps:
@@ -195,8 +203,10 @@ def checked(place: Path, recipe: Recipe) -> dict[str, Any]:
     except (OSError, ValueError):
         raise damaged(place, f"{ABOUT} cannot be read") from None
     if about.get("format") != FORMAT:
-        raise WorkbenchError(f"checkpoint {place}: it has format {about.get('format')}, and this workbench reads "
-                             f"{FORMAT}: read it with the workbench that wrote it")
+        raise WorkbenchError(
+            f"checkpoint {place}: it has format {about.get('format')}, and this workbench reads "
+            f"{FORMAT}: read it with the workbench that wrote it"
+        )
     for name, size in about["bytes"].items():
         now = (place / name).stat().st_size if (place / name).exists() else 0
         if now != size:
@@ -205,21 +215,27 @@ def checked(place: Path, recipe: Recipe) -> dict[str, Any]:
         for key in values.keys() | about[section].keys():
             there, here = about[section].get(key), values.get(key)
             if there != here:
-                raise WorkbenchError(f"checkpoint {place}: {section}.{key} is {there!r} there and {here!r} in recipe "
-                                     f"{recipe.name!r}: a run resumes with the same model and learning rate: take its "
-                                     "recipe, or another folder")
+                raise WorkbenchError(
+                    f"checkpoint {place}: {section}.{key} is {there!r} there and {here!r} in "
+                    f"recipe {recipe.name!r}: a run resumes with the same model and learning "
+                    "rate: take its recipe, or another folder"
+                )
     mesh = mesh_text(recipe.mesh.axes)
     if about["buffers_by_rank"] and about["mesh"] != mesh:
-        raise WorkbenchError(f"checkpoint {place}: buffer {about['buffers_by_rank'][0]} has other values on each rank "
-                             f"of mesh {about['mesh']}, and recipe {recipe.name!r} has mesh {mesh}: resume on the mesh "
-                             "that saved it, or take another folder")
+        raise WorkbenchError(
+            f"checkpoint {place}: buffer {about['buffers_by_rank'][0]} has other values on each "
+            f"rank of mesh {about['mesh']}, and recipe {recipe.name!r} has mesh {mesh}: resume "
+            "on the mesh that saved it, or take another folder"
+        )
     return about
 
 
 def damaged(place: Path, fault: str) -> WorkbenchError:
     """The error for a checkpoint that cannot be read."""
-    return WorkbenchError(f"checkpoint {place}: {fault}: delete this folder, and training resumes from the checkpoint "
-                          "before")
+    return WorkbenchError(
+        f"checkpoint {place}: {fault}: delete this folder, and training resumes from the "
+        "checkpoint before"
+    )
 
 
 def _settings(recipe: Recipe) -> dict[str, dict[str, Any]]:
