@@ -315,6 +315,7 @@ def test_a_model_under_fully_shard_that_is_not_adopted_is_refused():
 
 
 @pytest.mark.integration
+@pytest.mark.compat
 def test_a_transformers_model_with_labels_and_dropout_as_it_is():
     from transformers import GPT2Config, GPT2LMHeadModel
 

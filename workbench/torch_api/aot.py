@@ -7,6 +7,7 @@ torch/_dynamo/functional_export.py.
 from __future__ import annotations
 
 import ast
+import builtins
 import contextlib
 import inspect
 import logging
@@ -67,6 +68,9 @@ def dynamo_capture(
     with without_log, _removed_globals(contexts), _unknown_items(), warnings.catch_warnings(record=True) as log:
         warnings.simplefilter("always")
         graph: Graph = capture(module)(*args)
+    for name in ("_dynamo_bytecode_flatten", "_dynamo_bytecode_unflatten"):
+        if (code := getattr(graph, name, None)) is not None:  # in 2.11 it knows no builtins
+            code.f_globals = vars(builtins) | code.f_globals
     graph.meta["side_effects"] = _side_effects(log)
     return graph
 

@@ -5,7 +5,6 @@ Source: torch/_dynamo/exc.py (`real_stack` holds the traced frames), torch/_dyna
 
 from __future__ import annotations
 
-import builtins
 import re
 import traceback
 from contextlib import AbstractContextManager
@@ -93,8 +92,6 @@ def kind_of_result(graph: Any, values: list[Any], args: tuple[Any, ...]) -> str:
     """
     # not in every torch
     pack = getattr(graph, "_dynamo_bytecode_unflatten", None)
-    if pack is not None:  # 2.11 finds no `type` that the bytecode calls
-        pack.f_globals = vars(builtins) | pack.f_globals
     result = pack(tuple(values), args) if pack is not None else values[0] if len(values) == 1 else tuple(values)
     while kinds := {type(leaf) for leaf in tree_leaves(result) if is_dataclass(leaf)}:
         for kind in kinds:
