@@ -20,6 +20,7 @@ from workbench.lab.artifacts import all_ranks, compile_recipe, folder, run_artif
 from workbench.lab.artifacts.all_ranks import transform
 from workbench.lab.artifacts.folder import MANIFEST, SUMS, made_of, new_folder, read_manifest, require_same
 from workbench.lab.artifacts.program import digests, load_step, read_program
+from workbench.pipeline.recipe_ranks import on_ranks
 from workbench.recipe.wording import json_text
 from workbench.tools.own_files import import_file
 from workbench.world.ranks import RankPool
@@ -55,9 +56,9 @@ def reseal(artifact: Path, **changes: Any) -> None:
     (artifact / SUMS).write_text("".join(f"{value}  {name}\n" for name, value in hashes.items()))
 
 
-def trains_as_a_build_does(recipe: Recipe, out: Path, pool: RankPool) -> None:
-    """To the losses and norms of a build, bitwise, from graphs that each rank captures too."""
-    loaded = run_artifact(out, world=pool, verify=True, progress=False).training
+def trains_as_a_build_does(recipe: Recipe, out: Path, pool: RankPool, verify: bool = True) -> None:
+    """To the losses and norms of a build, bitwise; with `verify`, from graphs that each rank captures too."""
+    loaded = run_artifact(out, world=pool, verify=verify, progress=False).training
     built = run(recipe, world=pool, level="light", progress=False).training
     assert loaded is not None and built is not None and len(loaded.losses) == recipe.training.steps
     assert (loaded.losses, loaded.norms) == (built.losses, built.norms)
@@ -74,18 +75,26 @@ def test_two_ranks_of_tensor_parallelism_have_two_programs(compiled: Path) -> No
 
 
 def test_the_commands_write_one_program_for_equal_ranks_and_train_from_it(
-        tmp_path: Path, pool2: RankPool, capsys: pytest.CaptureFixture[str]) -> None:
+        tmp_path: Path, pool2: RankPool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "out"
+    worlds = []
+
+    def on_this_pool(recipe: Recipe, world: Any, *args: Any, **keywords: Any) -> Any:
+        worlds.append(world)
+        return on_ranks(recipe, pool2, *args, **keywords)
+
+    monkeypatch.setattr(all_ranks, "on_ranks", on_this_pool)
     changes = [f"{key}={value}" for key, value in TINY.items()]
     line = ["compile", "llama3", "--set", "mesh.dp_shard=2", "mesh.tp=1", *changes, "--out", str(out)]
     assert main(line) == 0 and read_manifest(out).ranks == [0, 0]
     assert (f"{out}: the step of 2 ranks as 1 program, and its verdicts\nworkbench run-artifact {out}"
             in capsys.readouterr().out)
-    trains_as_a_build_does(tiny("llama3", 2, 1), out, pool2)
+    trains_as_a_build_does(tiny("llama3", 2, 1), out, pool2, verify=False)
     capsys.readouterr()
     assert main(["run-artifact", str(out), "--verify", "--set", "training.steps=2"]) == 0
     shown = capsys.readouterr()
     assert "in 2 steps" in shown.out and "run only artifacts that you trust" in shown.err
+    assert worlds == [pool2, "gloo"]
 
 
 @pytest.mark.nightly
