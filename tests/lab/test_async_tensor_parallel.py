@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from graphs_by_hand import gather, group_name, scatter, trace
-from on_ranks import FSDP_TP, build_with, calls, outcomes, small
+from on_ranks import FSDP_TP, build_with, calls, outcomes, small, user_pass
 
 from workbench import Options, author, capture, fake_world, partition, run_joint, run_partitioned
 from workbench.graph.facts import GraphFacts, set_facts
@@ -34,13 +34,13 @@ def fake2():
 @pytest.fixture(scope="module")
 def captured(fake2):
     """The joint graph of llama3 on tp 2, captured once for each set of changes."""
-    return cache(lambda *changes: capture(author(small(TP2, layers=2).override(dict(changes)), fake2)))
+    return cache(lambda *changes: capture(author(small(TP2).override(dict(changes)), fake2)))
 
 
 @pytest.mark.integration
 @pytest.mark.parametrize(("joint", "passes", "changes", "fused"), [
-    (["inductor_decomposition"], [NAME], {"precision.param": "bfloat16", "data.batch_per_rank": 3}, 14),
-    ([], ["graph_cleanup", NAME], {}, 6),  # which merges the views that torch's pass looks for
+    (["inductor_decomposition"], [NAME], {"precision.param": "bfloat16", "data.batch_per_rank": 3}, 8),
+    ([], ["graph_cleanup", NAME], {}, 3),  # which merges the views that torch's pass looks for
 ], ids=["decomposed", "cleaned up"])
 def test_most_collectives_beside_products_share_an_operator(captured, joint, passes, changes, fused):
     step = captured(*changes.items()).fork()
@@ -49,7 +49,7 @@ def test_most_collectives_beside_products_share_an_operator(captured, joint, pas
     record = run_partitioned(pair, passes)[0][-1]
     effect = record.verdict("effect")
     assert effect.outcome == "UNKNOWN" and "a fake world has none" in effect.message
-    assert effect.evidence == {"fused": fused, "eligible": 18, "without_a_product": 9}
+    assert effect.evidence == {"fused": fused, "eligible": 10, "without_a_product": 7}
     assert [record.verdict(check).outcome for check in ("lint", "collectives")] == ["PASS"] * 2
     # no product is lost, and none is computed twice
     assert [sum(flops(gm).values()) for gm in record.before] == [sum(flops(gm).values()) for gm in record.after]
@@ -138,27 +138,26 @@ def fuse_all(gm):
 
 def wrong_factor(gm):
     """A fault: two products of one gathered value, wk's and wv's or w1's and w3's, are exchanged."""
-    fuse_all(gm)
     for node in calls(gm, "symm_mem.fused_all_gather_matmul"):
         *others, last = node.args[1]
         node.args = (node.args[0], [*others[:-1], last, *others[-1:]], *node.args[2:])
     return gm
 
 
-def with_values(mesh, function):
-    with symmetric_memory.as_two_operators("CPU"):
-        built = build_with(small(mesh), "fused", function, stage="partitioned", numerics="reduction_order")
-        fused = sum(multiplies(n.target) for gm in built.records[-1].after for n in gm.graph.nodes)
-        verdicts = outcomes(built, "fused")
+def with_values(mesh):
+    contract = {"stage": "partitioned", "numerics": "reduction_order"}
+    with symmetric_memory.as_two_operators("CPU"), user_pass("fused", fuse_all, **contract) as name:
+        built = build_with(small(mesh, passes=(name,)), "wrong", wrong_factor, **contract)
+        fused = sum(multiplies(n.target) for gm in built.records[0].after for n in gm.graph.nodes)
+        verdicts = outcomes(built, name)
         built.step.close()
-    return fused, {check: outcome for check, (outcome, _) in verdicts.items()}
+    return fused, {check: outcome for check, (outcome, _) in verdicts.items()}, outcomes(built, "wrong")
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("mesh", [TP2, pytest.param(FSDP_TP, marks=pytest.mark.nightly)], ids=str)
-def test_the_values_are_those_of_the_plain_graph_and_an_exchange_is_found(request, mesh):
-    pool = request.getfixturevalue("pool2" if mesh is TP2 else "pool4")
-    for fused, verdicts in pool.run(with_values, mesh, fuse_all):
+@pytest.mark.parametrize(("pool", "mesh"), [
+    ("pool2", TP2), pytest.param("pool4", FSDP_TP, marks=pytest.mark.nightly)], indirect=["pool"], ids=str)
+def test_the_values_are_those_of_the_plain_graph_and_an_exchange_is_found(pool, mesh):
+    for fused, verdicts, wrong in pool.run(with_values, mesh):
         assert fused == 8 and set(verdicts.values()) == {"PASS"} and "numerics" in verdicts
-    assert [verdicts["numerics"] for _, verdicts in pool.run(with_values, mesh, wrong_factor)] == ["FAIL"] * len(
-        pool.run(dist.get_rank))
+        assert wrong["numerics"][0] == "FAIL"

@@ -66,6 +66,7 @@ def test_what_inductor_would_draw_otherwise_is_refused():
         workbench.compile(Bernoulli(), example=(torch.randn(4, 8),), **lists, level="light", progress=False)
 
 
+@pytest.mark.nightly  # a second model, whose code takes Inductor a quarter of a minute
 def test_a_gpt2_with_its_dropout():
     transformers = pytest.importorskip("transformers")
     sizes = {"vocab_size": 64, "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 16}

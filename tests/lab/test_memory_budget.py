@@ -119,12 +119,10 @@ def test_an_operator_of_an_unknown_library_runs_again_only_if_it_is_listed(fake4
         assert (f"{NOISE} may draw random numbers" in effect.message) is not bool(again), effect.message
 
 
-@pytest.mark.parametrize("mesh", [pytest.param({"dp_shard": 2}, id="dp_shard 2"),
-                                  pytest.param(FSDP_TP, id="dp_shard 2 x tp 2", marks=pytest.mark.nightly)])
-@pytest.mark.ranks
-def test_ranks_train_bitwise_as_without(request, mesh):
-    pool = request.getfixturevalue("pool2" if mesh == {"dp_shard": 2} else "pool4")
-    recipe = small(mesh, ("reshard_after_forward", {"name": NAME, "fraction": 0.4}), layers=2)
+@pytest.mark.parametrize(("pool", "mesh"), [
+    ("pool2", {"dp_shard": 2}), pytest.param("pool4", FSDP_TP, marks=pytest.mark.nightly)], indirect=["pool"], ids=str)
+def test_ranks_train_bitwise_as_without(pool, mesh):
+    recipe = small(mesh, ("reshard_after_forward", {"name": NAME, "fraction": 0.8}))
     for found in pool.run(trajectory, recipe):
         assert found["differing"] == [] and found["schedule"] == "PASS"
         assert set(found["outcomes"].values()) == {"PASS"}
