@@ -9,9 +9,9 @@ from dataclasses import replace
 import cloudpickle
 import pytest
 import torch
-from on_ranks import FSDP_TP, calls, full_level, insert, outcomes, small, user_pass
+from on_ranks import FSDP_TP, calls, full_level, insert, small, user_pass
 
-from workbench import PassSpec, WorkbenchError, author, build, current_world, run, run_joint
+from workbench import PassSpec, WorkbenchError, author, run, run_joint
 from workbench.checks.lint import scaled_operands
 from workbench.graph.read.collectives import list_collectives
 from workbench.graph.read.memory import saved_tensors
@@ -39,6 +39,13 @@ def recipe(mesh=FSDP2, joint=(), passes=(), layers=1, changes=None, **options):
 @pytest.fixture(scope="module")
 def sharded(fake4):
     return author(small({"dp_shard": 4}).override(BFLOAT16), fake4)
+
+
+@pytest.fixture(scope="module")
+def by_scaling(sharded, through):
+    """What `through` returns, without the pass and for each scaling."""
+    lists = {"": (), "tensorwise": (spec(),), "rowwise": (spec(scaling="rowwise"),)}
+    return {scaling: through(sharded, listed) for scaling, listed in lists.items()}
 
 
 def converted(found):
@@ -88,8 +95,8 @@ def test_operands_lie_as_a_gpu_takes_them(authored, through, scaling):
     assert len(casts) == 7 + 4 + 7 or scaling == "rowwise"
 
 
-def test_saved_activations_and_gathered_weights_are_float8(sharded, through):
-    plain, float8 = (through(sharded, joint) for joint in ((), (spec(),)))
+def test_saved_activations_and_gathered_weights_are_float8(by_scaling):
+    plain, float8 = by_scaling[""], by_scaling["tensorwise"]
     moved = [{c.dtype: c.payload for c in list_collectives(found[2]) if c.kind == kind} for found in (plain, float8)
              for kind in ("all_gather", "all_reduce")]
     assert set(moved[0]) == {"bfloat16"} and set(moved[2]) == {"bfloat16", "uint8"}
@@ -158,22 +165,17 @@ def test_collectives_finds_a_gather_that_still_moves_bfloat16(sharded, captured_
     assert found.outcome == "FAIL" and "all_gather dp_shard" in found.message and "promised" in found.message
 
 
-def on_rank_with(name, function, described):
-    """The verdicts of a pass with a fault, on this rank."""
-    with user_pass(name, variant(function), numerics="lossy", tolerance=0.4):
-        return outcomes(build(described.override({"joint_passes": [name]}), current_world(), level="full"), name)
-
-
 def doubles_a_scale(gm):
     node = calls(gm, "aten._scaled_mm")[4]
     node.replace_input_with(node.args[2], insert(gm, node.args[2], ATEN.mul.Scalar, node.args[2], 2.0))
+    return gm
 
 
-@pytest.mark.ranks
-def test_numerics_finds_a_broken_scale(pool2):
-    plain = small(FSDP2).override(BFLOAT16)
-    for found in pool2.run(on_rank_with, "doubles_a_scale", doubles_a_scale, plain):
-        assert found["lint"][0] == "PASS" and found["numerics"][0] == "FAIL" and "break 'lossy'" in found["numerics"][1]
+def with_a_broken_scale(recipe):
+    """`full_level` where another pass follows, with a fault."""
+    with user_pass("doubles_a_scale", doubles_a_scale, numerics="lossy", tolerance=0.4) as name:
+        listed = [spec.as_toml() for spec in recipe.joint_passes]
+        return full_level(recipe.override({"joint_passes": [*listed, name]}))
 
 
 RESHARD = "reshard_after_forward"
@@ -200,24 +202,21 @@ def test_other_passes_take_the_result(pool2, name):
     pytest.param("pool4", FSDP_TP, "tensorwise", marks=pytest.mark.nightly)], ids=str, indirect=["pool"])
 def test_the_verdicts_on_ranks(pool, mesh, scaling):
     float8 = recipe(mesh, passes=(BLOCKS,) if "dp_shard" in mesh else (), scaling=scaling)
-    verdicts, whole = pool.run(full_level, float8)[0]
-    assert whole == ["PASS"] and {check: found[0] for check, found in verdicts[NAME].items()} == dict.fromkeys(
-        ("lint", "effect", "collectives", "numerics"), "PASS")
+    broken = mesh == FSDP2
+    for verdicts, whole in pool.run(with_a_broken_scale if broken else full_level, float8):
+        assert {check: verdict[0] for check, verdict in verdicts[NAME].items()} == dict.fromkeys(
+            ("lint", "effect", "collectives", "numerics"), "PASS")
+        if broken:
+            (lint, _), (numerics, message) = (verdicts["doubles_a_scale"][check] for check in ("lint", "numerics"))
+            assert (lint, numerics) == ("PASS", "FAIL") and "break 'lossy'" in message
+        else:
+            assert whole == ["PASS"]
 
 
 # float8_matmul: which casts are saved and gathered.
 
 WO, TOKENS = "layers.0.attention.wo", 2 * 16
 
-
-@pytest.fixture(scope="module")
-def bfloat16(fake4):
-    """llama3 of one layer on dp_shard 4, without values."""
-    return author(small({"dp_shard": 4}).override({"precision.param": "bfloat16"}), fake4)
-
-
-def built_with(through, authored, **options):
-    return through(authored, [{"name": NAME, "smallest": 16, **options}] if options else [])
 
 
 def saved_for(pair, module, rows):
@@ -227,16 +226,14 @@ def saved_for(pair, module, rows):
             sum(row.held_bytes for row in saved))
 
 
-def test_both_scalings_save_their_activations_in_float8(bfloat16, through):
-    plain = saved_for(built_with(through, bfloat16)[1], WO, TOKENS)
-    whole, rows = (saved_for(built_with(through, bfloat16, scaling=scaling)[1], WO, TOKENS)
-                   for scaling in ("tensorwise", "rowwise"))
+def test_both_scalings_save_their_activations_in_float8(by_scaling):
+    plain, whole, rows = (saved_for(pair, WO, TOKENS) for _, pair, _ in by_scaling.values())
     assert (plain[0], whole[0], rows[0]) == ({"bfloat16"}, {"float8_e4m3fn"}, {"float8_e4m3fn"})
     assert whole[1] < rows[1] < 1.01 * whole[1] < 0.7 * plain[1]  # rowwise saves a scale for each column
 
 
-def test_rowwise_gathers_bfloat16_and_saves_float8_of_it(bfloat16, through):
-    found = built_with(through, bfloat16, scaling="rowwise")
+def test_rowwise_gathers_bfloat16_and_saves_float8_of_it(by_scaling):
+    found = by_scaling["rowwise"]
     assert {c.dtype for c in list_collectives(found[2]) if c.kind == "all_gather"} == {"bfloat16"}
     assert found[0][NAME].verdict("collectives").outcome == "PASS"
     assert saved_for(found[1], WO, 128)[0] == {"float8_e4m3fn"}  # its weight, as the input gradient reads it
@@ -244,19 +241,13 @@ def test_rowwise_gathers_bfloat16_and_saves_float8_of_it(bfloat16, through):
 
 # Runs of recipes with float8_matmul: the products that a step ran are counted, and a broken scale is found.
 
-FLOAT8 = {"name": "float8_matmul", "smallest": 16}
-
-
-def listed(*joint):
-    return small({"dp_shard": 2}, joint).override({"precision.param": "bfloat16"})
-
 
 def effect_of(report):
     return next(v for v in report.passes[0].verdicts if v.check == "effect")
 
 
 def test_a_run_counts_the_products_that_a_step_ran(pool2):
-    effect = effect_of(run(listed(FLOAT8), world=pool2, progress=False))
+    effect = effect_of(run(recipe(), world=pool2, progress=False))
     assert effect.outcome == "PASS" and effect.evidence["ran"] == effect.evidence["converted"] == 21
     assert effect.message.startswith("21 scaled products ran in a step, for 21 converted ones")
     assert effect.evidence["emulated"] and effect.message.endswith("and so nothing is said of time")
@@ -286,6 +277,6 @@ def lowered_back(gm):
 
 def test_a_product_that_is_lowered_back_is_told(pool2):
     with user_pass("lowered_back", lowered_back, numerics="lossy", tolerance=0.4):
-        effect = effect_of(run(listed(FLOAT8, "lowered_back"), world=pool2, progress=False))
+        effect = effect_of(run(recipe(joint=("lowered_back",)), world=pool2, progress=False))
     assert effect.outcome == "NO_EFFECT"
     assert effect.message == "20 scaled products ran in a step, for 21 converted ones"
