@@ -154,11 +154,3 @@ def round_a_constant(gm):
     more = insert(gm, node, torch.ops.aten.mul.Tensor, node, 10 * float(torch.tensor(0.1).bfloat16()))
     node.replace_all_uses_with(more, delete_user_cb=lambda user: user is not more)
     return gm
-
-
-def strict_build(recipe):
-    try:
-        build(recipe.override({"strict": True}), current_world())
-    except WorkbenchError as error:
-        return str(error)
-    return ""

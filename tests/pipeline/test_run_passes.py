@@ -12,8 +12,9 @@ import pytest
 import torch
 from on_ranks import FSDP_TP, build_with, calls, insert, outcomes, small, user_pass
 
-from workbench import Effect, Options, Outcome, PassSpec, author, build, capture, facts_of, partition
+from workbench import Effect, Options, Outcome, PassSpec, author, capture, facts_of, partition
 from workbench.errors import UnusableGraph, WorkbenchError
+from workbench.graph.lower import bind
 from workbench.passes.registry import find_pass
 from workbench.passes.reshard_after_forward import gathered_weights_freed, tags_differ
 from workbench.pipeline.run_passes import each_no_effect, run_joint, run_partitioned, saved_bytes
@@ -171,21 +172,25 @@ def test_collectives_swapped_on_one_rank_are_refused_before_any_runs(pool2):
         assert "all_gather_into_tensor" in said and ran == [] and later > 50
 
 
-def verdicts_of(recipe, function, numerics):
-    return outcomes(build_with(recipe, "bad", function, numerics=numerics), "bad")
+def flattened(gm):
+    """As graph_trainer's passes leave it: one argument a placeholder."""
+    gm.graph.set_codegen(torch.fx.graph.CodeGen())
+    gm.recompile()
+    return gm
+
+
+def flat_and_rounded(recipe):
+    """Outcomes by check of two passes: one sets another calling convention, the next one rounds a constant."""
+    with user_pass("flat", flattened) as name:
+        built = build_with(recipe.override({"joint_passes": [name]}), "bad", faults.round_a_constant,
+                           numerics="reduction_order")
+    return [{check: outcome for check, (outcome, _) in outcomes(built, name).items()} for name in ("flat", "bad")]
 
 
 @pytest.mark.ranks
-def test_a_rounded_constant_fails(pool2):
-    for found in pool2.run(verdicts_of, small({"dp_shard": 2}), faults.round_a_constant, "reduction_order"):
-        assert found["lint"][0] == "PASS" and found["numerics"][0] == "FAIL"
-
-
-@pytest.mark.ranks
-def test_a_strict_recipe_refuses_a_pass_without_effect(pool2):
-    listed = small({"dp_shard": 2}, ({"name": "activation_checkpointing", "policy": "none"},))
-    for said in pool2.run(faults.strict_build, listed):
-        assert said.startswith("recipe 'small' is strict and these passes had no effect: activation_checkpointing: ")
+def test_a_graph_keeps_its_calling_convention_and_a_rounded_constant_fails(pool2):
+    for flat, bad in pool2.run(flat_and_rounded, small({"dp_shard": 2})):
+        assert flat["lint"] == flat["numerics"] == bad["lint"] == "PASS" and bad["numerics"] == "FAIL"
 
 
 UNUSABLE = [(faults.without_metadata, r"nodes have no meta\['val'\], \w+ first"),
@@ -207,13 +212,14 @@ def test_a_graph_that_no_stage_can_take_stops_there_and_names_the_pass(captured,
         for go_on in (lambda: run_joint(joint, [name]), lambda: partition(joint), joint.fork):
             with pytest.raises(UnusableGraph, match=named):
                 go_on()
-    for stage in ("joint_passes", "passes"):
-        if stage == "passes" and fault is faults.without_metadata:  # only the partitioner asks for values
-            continue
-        recipe = small(FSDP_TP)
-        with user_pass("bad", fault, stage="joint" if stage == "joint_passes" else "partitioned") as name, \
-                pytest.raises(UnusableGraph, match="^pass 'bad' left a graph"):
-            build(recipe.override({stage: [name]}), captured.authored.world)
+    if fault is faults.without_metadata:  # only the partitioner asks for values
+        return
+    with user_pass("bad", fault, stage="partitioned") as name:
+        pair = partition(captured.fork())
+        run_partitioned(pair, [name])
+        for go_on in (lambda: run_partitioned(pair, [name]), lambda: bind(pair)):
+            with pytest.raises(UnusableGraph, match="^pass 'bad' left a graph"):
+                go_on()
 
 
 def test_an_error_in_a_users_effect_names_the_file_and_line(joint):
@@ -252,22 +258,6 @@ def test_a_predicate_is_not_believed_where_nothing_changed(joint):
     for changes in (tags, adds_to_tags, adds_a_bucket):
         assert run_one(joint, changes, effect=always).verdict("effect").outcome is Outcome.PASS
 
-
-def flattened(gm):
-    """As graph_trainer's passes leave it: one argument a placeholder."""
-    gm.graph.set_codegen(torch.fx.graph.CodeGen())
-    gm.recompile()
-    return gm
-
-
-def test_a_pass_that_sets_another_calling_convention_keeps_that_of_its_graph(pool2):
-    for told in pool2.run(flat_pass, small({"dp_shard": 2})):
-        assert told["lint"] == told["numerics"] == "PASS"
-
-
-def flat_pass(recipe):
-    built = build_with(recipe, "flat", flattened)
-    return {check: outcome for check, (outcome, _) in outcomes(built, "flat").items()}
 
 
 def test_a_contract_names_only_what_exists():

@@ -7,7 +7,7 @@ import sys
 import cloudpickle
 import pytest
 import torch
-from on_ranks import FSDP_TP, gradients, small
+from on_ranks import FSDP_TP, gradients, small, user_pass
 
 from workbench import (
     WorkbenchError,
@@ -25,6 +25,7 @@ from workbench.checks.verdicts import Outcome
 from workbench.lab.bisect.search import bisect
 from workbench.pipeline.report import Report
 from workbench.pipeline.run import run
+from workbench.pipeline.run_passes import Level
 from workbench.pipeline.train import Batches, total_norm, train
 from workbench.recipe.recipe import RecipeError
 from workbench.torch_api.determinism import deterministic
@@ -81,8 +82,8 @@ def test_the_norm_is_the_whole_gradients_and_ranks_of_one_tp_group_read_the_same
 
 
 @pytest.mark.ranks
-def test_a_run_is_measured_and_the_same_on_every_rank(pool4):
-    results = pool4.run(trained, small(FSDP_TP).override({"training.steps": 3, "training.lr": 0.01}))
+def test_a_run_is_measured_and_the_same_on_every_rank(pool2):
+    results = pool2.run(trained, small({"dp_shard": 2}).override({"training.steps": 3, "training.lr": 0.01}))
     first, heard = results[0]
     assert len(first.losses) == len(first.norms) == len(first.step_seconds) == 3
     assert heard == list(enumerate(first.losses)) and first.losses[2] < first.losses[0]
@@ -162,14 +163,14 @@ def test_what_cannot_accumulate_is_refused():
 SMALL = load_recipe("llama3_fsdp").override({"mesh.dp_shard": 2, "model.n_layers": 1, "training.steps": 3})
 
 
-def mine(pool: RankPool, name: str, change) -> Report:
+def mine(pool: RankPool, name: str, change, level: Level = "full") -> Report:
     """A run of a pass that this test registers, as a notebook's cell would."""
 
     @register_pass(name, stage="joint", numerics="exact")
     def own(gm, example_inputs, *, options):
         return change(gm)
 
-    return run(SMALL.override({"joint_passes": [name]}), world=pool, level="full", progress=False)
+    return run(SMALL.override({"joint_passes": [name]}), world=pool, level=level, progress=False)
 
 
 def test_a_users_own_pass_gets_every_verdict_and_a_planted_no_op_shows(pool2: RankPool) -> None:
@@ -288,16 +289,17 @@ def refusal_of_strict(recipe):
 
 
 def test_a_pass_with_an_effect_on_one_rank_has_one_and_without_any_none(pool2: RankPool) -> None:
-    report = mine(pool2, "on_one", _unused_on_rank_1)
+    report = mine(pool2, "on_one", _unused_on_rank_1, "light")
     effect = report.pass_row("on_one").verdict("effect")
     assert (effect.outcome, effect.message[:6], report.idle) == (Outcome.PASS, "rank 1", [])
     recipe = report.recipe
     assert pool2.run(refusal_of_strict, recipe) == [None, None]
     assert bisect(recipe, world=pool2, progress=False).found is None
-    mine(pool2, "on_none", lambda gm: gm)
-    idle = recipe.override({"joint_passes": ["on_none"]})
-    assert all("strict and these passes had no effect: on_none" in said for said in pool2.run(refusal_of_strict, idle))
-    found = bisect(idle, world=pool2, progress=False).found
+    with user_pass("on_none", lambda gm: gm) as name:
+        idle = recipe.override({"joint_passes": [name]})
+        told = "strict and these passes had no effect: on_none"
+        assert all(told in said for said in pool2.run(refusal_of_strict, idle))
+        found = bisect(idle, world=pool2, progress=False).found
     assert found is not None and found.problem.startswith("NO_EFFECT") and found.ranks == (0, 1)
 
 
