@@ -28,7 +28,7 @@ from workbench.world.ranks import RankError, ranks
 
 pytestmark = pytest.mark.ranks
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
-TIMEOUT = 4.0
+TIMEOUT = 2.0
 
 
 def device():
@@ -115,14 +115,14 @@ FAULTS = {
         r"rank 1, last output:\n  about to crash(.|\n)*ctypes\.string_at"),
     "out of memory": Fault(out_of_memory, r"rank 1 failed: (MemoryError|.*OutOfMemoryError)"),
     "a collective that one rank skips": Fault(
-        skipped, r"ranks? .* gave no answer within 4 s\. \(rank 1 had returned\.\)", "rank 1: did not launch it",
+        skipped, r"ranks? .* gave no answer within 2 s\. \(rank 1 had returned\.\)", "rank 1: did not launch it",
         at_once=False),
     "different collectives": Fault(
-        other_collective, r"ranks? .* gave no answer within 4 s\.|rank \d (failed|died)",
+        other_collective, r"ranks? .* gave no answer within 2 s\.|rank \d (failed|died)",
         "rank 1: broadcast of float32", at_once=False),
     "different collectives, checked": Fault(other_collective, rf"rank \d failed: RuntimeError: {PARTS}", check=True),
     "endless loop": Fault(  # the odd one out comes first
-        endless, r"ranks .* gave no answer within 4 s\.",
+        endless, r"ranks .* gave no answer within 2 s\.",
         rf"^  rank 1: busy in endless \(test_fault_matrix.py, line \d+\)\n  ranks? 0.*: {WAITS}", at_once=False),
 }
 ON_GLOO = {"different shapes": Fault(
@@ -134,7 +134,8 @@ GROUPS = [
     pytest.param("nccl", 4, id="4 nccl", marks=pytest.mark.multi_gpu(4)),
 ]
 NIGHTLY = (  # each ends two ranks, and other tests take the same way
-    "SIGKILL of a rank", "out of memory", "a collective that one rank skips", "different shapes")
+    "SIGKILL of a rank", "out of memory", "a collective that one rank skips", "different shapes",
+    "different collectives")
 
 
 def cases(group):

@@ -122,7 +122,7 @@ def test_a_hang_in_a_captured_graph_shows_its_line(pool):
             graph(torch.ones(3))
 
     pool.run(lambda: captured() is None)  # the first capture imports for seconds
-    pool.timeout = 3
+    pool.timeout = 2
     with pytest.raises(RankError) as caught:
         pool.run(hang)
     pool.timeout = 30

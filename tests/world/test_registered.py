@@ -83,17 +83,17 @@ def seen(asked):
     return families.find_family("net").make(asked).head.in_features, contract().changes, graph.meta["factor"]
 
 
-def test_a_call_of_a_pool_knows_them_and_knows_them_again(pool2, monkeypatch):
+def test_a_call_of_a_pool_knows_them_and_knows_them_again(harmed, monkeypatch):
     register()
-    assert pool2.run(seen, recipe()) == [(8, "nothing", 2)] * 2
+    assert harmed.run(seen, recipe()) == [(8, "nothing", 2)] * 2
     register(16, "still nothing")
-    assert pool2.run_on([1], lambda: contract().changes) == ["still nothing"]
-    assert pool2.run(seen, recipe()) == [(16, "still nothing", 2)] * 2  # rank 0 had it not yet
+    assert harmed.run_on([1], lambda: contract().changes) == ["still nothing"]
+    assert harmed.run(seen, recipe()) == [(16, "still nothing", 2)] * 2  # rank 0 had it not yet
     monkeypatch.setattr(sys.modules[__name__], "FACTOR", 3)  # a global of the cell, and the cell is not run again
-    assert pool2.run(seen, recipe()) == [(16, "still nothing", 3)] * 2
-    assert list(pool2.stream(lambda asked: iter([seen(asked)]), recipe())) == [[(16, "still nothing", 3)] * 2]
-    pool2.restart()
-    assert pool2.run(seen, recipe()) == [(16, "still nothing", 3)] * 2
+    assert harmed.run(seen, recipe()) == [(16, "still nothing", 3)] * 2
+    assert list(harmed.stream(lambda asked: iter([seen(asked)]), recipe())) == [[(16, "still nothing", 3)] * 2]
+    harmed.restart()
+    assert harmed.run(seen, recipe()) == [(16, "still nothing", 3)] * 2
 
 
 def test_they_are_sent_where_they_changed_and_not_with_every_call(pool2):
