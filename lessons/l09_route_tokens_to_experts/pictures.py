@@ -19,9 +19,9 @@ GREYS = LinearSegmentedColormap.from_list("scores", [PAPER, "#b0b7bd"])
 
 
 def routing(scores: torch.Tensor, experts: torch.Tensor) -> Picture:
-    """Scores from 0 to 1 (tokens, experts) of each rank, in hundredths, and in colour the choices (tokens, top_k).
+    """Scores from 0 to 1 (tokens, experts) of each rank, in thousandths, and in colour the choices (tokens, top_k).
 
-    The colour is the rank that holds the expert; the ranks hold equal parts of the experts, in order.
+    The colour is the token's rank. The ranks hold equal parts of the experts, in order.
     """
     each, chosen = shards(scores), shards(experts)
     count, size = each[0].shape[1], len(each)
@@ -34,11 +34,10 @@ def routing(scores: torch.Tensor, experts: torch.Tensor) -> Picture:
     for y, (rank, token) in enumerate(rows):
         picked = chosen[rank][token].tolist()
         for expert in picked:
-            color = rank_color(expert * size // count)
-            axes.add_patch(Rectangle((expert - 0.47, y - 0.43), 0.94, 0.86, facecolor=color))
+            axes.add_patch(Rectangle((expert - 0.47, y - 0.43), 0.94, 0.86, facecolor=rank_color(rank)))
         for expert, score in enumerate(each[rank][token].tolist()):
             box = {"facecolor": PAPER, "alpha": 0.85, "edgecolor": "none", "pad": 0.8} if expert in picked else None
-            axes.text(expert, y, f"{100 * score:.0f}", ha="center", va="center", fontsize=7.5, color=INK, bbox=box)
+            axes.text(expert, y, f"{1000 * score:.0f}", ha="center", va="center", fontsize=7.5, color=INK, bbox=box)
         lines.append(f"rank {rank}, token {y}: {', '.join(f'e{e}' for e in picked)}")
     ends = [y for y in range(1, len(rows)) if rows[y][0] != rows[y - 1][0]]
     for edge in ends:
@@ -46,15 +45,13 @@ def routing(scores: torch.Tensor, experts: torch.Tensor) -> Picture:
     held = [f"e{e}\nrank {e * size // count}" for e in range(count)]
     axes.set_xticks(range(count), held, fontsize=7.5)
     axes.xaxis.tick_top()
-    for label, expert in zip(axes.get_xticklabels(), range(count), strict=True):
-        label.set_bbox({"facecolor": rank_color(expert * size // count), "edgecolor": "none", "alpha": 0.6, "pad": 1.5})
     axes.set_yticks(range(len(rows)), list(map(str, range(len(rows)))), fontsize=7.5)
     for rank, a, b in zip(each, [0, *ends], [*ends, len(rows)], strict=True):
         axes.text(-0.05, (a + b - 1) / 2, f"rank {rank}", transform=axes.get_yaxis_transform(), ha="right",
                   va="center", fontsize=9)
     axes.tick_params(length=0)
-    return finish(figure, "Scores of tokens against experts, the chosen ones in the colour of the rank that holds the "
-                          f"expert. {lines[0]}.", "\n".join(lines), colors=256)
+    return finish(figure, "Scores of tokens against experts, the chosen ones in the colour of the token's rank. "
+                          f"{lines[0]}.", "\n".join(lines), colors=256)
 
 
 def exchange(sent: torch.Tensor, received: torch.Tensor, capacity: int, per_rank: int) -> Picture:

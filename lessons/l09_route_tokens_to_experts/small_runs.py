@@ -61,5 +61,5 @@ def recorded_steps() -> Table:
         steps = ", ".join(f"{run['step_ms']:.0f}" for run in of_variant)
         kernels = ", ".join(f"{run['kernels_ms']:.0f}" for run in of_variant)
         rows.append((title, steps, kernels, f"{of_variant[0]['launches']:,}", f"{of_variant[0]['dropped']:.0%}"))
-    columns = "step", "each run, ms", "its compute kernels, ms", "launches", "copies dropped"
+    columns = "step", "each run, ms", "compute kernels, ms", "launches", "copies dropped"
     return Table("a small DeepSeek v3 on two H200, 8,192 tokens a rank", columns, tuple(rows))

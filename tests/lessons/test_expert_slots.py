@@ -1,11 +1,10 @@
-"""The bytes of an exchange, graded as slots of each expert; a rule of groups, graded by its tokens."""
+"""The bytes of an exchange, graded as slots of each expert."""
 
 from __future__ import annotations
 
 import math
 
-from workbench_lessons.l09_route_tokens_to_experts.expert_slots import slot_bytes, wrong_choices
-from workbench_lessons.l09_route_tokens_to_experts.solution import two_groups
+from workbench_lessons.l09_route_tokens_to_experts.expert_slots import slot_bytes
 
 EXCHANGE = {"rows": 192, "size": 192 * 512}
 
@@ -16,11 +15,3 @@ def test_a_wrong_number_of_bytes_is_told_as_slots_of_each_expert() -> None:
                          ("92,160", "that is 11.25 slots for each of the 16 experts: not a whole number"),
                          (math.inf, "too high"), ("many", "not 'many'")):
         assert slot_bytes(answer, experts=16, **EXCHANGE) == (float(said == "right"), said)
-
-
-def test_each_way_to_break_the_rule_of_groups_is_counted() -> None:
-    choose = two_groups()
-    assert set(wrong_choices(choose).values()) == {0}
-    groups, experts, order = wrong_choices(lambda scores: scores.topk(4).indices).values()
-    assert groups > 30 and experts >= groups and order == 0
-    assert list(wrong_choices(lambda scores: choose(scores).flip(1)).values()) == [0, 0, 64]
