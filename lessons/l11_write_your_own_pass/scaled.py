@@ -24,17 +24,6 @@ class Scaled(nn.Module):
         return (self.linear(x) * self.scale).sum()
 
 
-class Halves(nn.Module):
-    """A linear layer on [sequences, 8, 16], whose two halves of dim 1 are stacked along dim 0."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(16, 16)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.cat(self.linear(x).split(4, dim=1)).cumsum(0)
-
-
 def captured(scale: float) -> JointGraph:
     """`Scaled` on one rank, this process, with real values."""
     x = torch.randn(8, 16, generator=torch.Generator().manual_seed(0))

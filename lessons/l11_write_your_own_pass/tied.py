@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import torch
 from torch import nn
-from torch.fx import Node
 
-from workbench import draw, load_recipe, register_model
+from workbench import load_recipe, register_model
 from workbench.authoring.models.loss import CrossEntropy
-from workbench.graph.capture import JointGraph
-from workbench.notebook.draw.picture import Picture
 from workbench.recipe.recipe import Recipe
 
 
@@ -31,14 +28,3 @@ def tied_recipe(ranks: int) -> Recipe:
     return load_recipe("llama3").override({
         "name": "tied", "model.family": "tied", "mesh.dp_shard": ranks, "mesh.tp": 1,
         "data.seq_len": 16, "training.steps": 1})
-
-
-def gradients_of(tied: JointGraph) -> Picture:
-    """Both directions of the step, with the two reduce-scatters and the sum of what they return."""
-    title = "the tied model; left out: views, waits, and the loss itself"
-    return draw.dataflow(tied.graph, title, views=False, name_of=_role, rest="other operators")
-
-
-def _role(node: Node) -> str:
-    roles = {"reduce_scatter": "scatters a gradient", "add": "adds both gradients"}
-    return next((role for name, role in roles.items() if node.name.startswith(name)), "")
