@@ -109,7 +109,7 @@ def _key(lists: Lists) -> str:
 def _run(study: Study, lists: Mapping[str, Sequence[PassSpec]]) -> dict[str, Any]:
     now = study.change(joint_passes=lists["joint_passes"], passes=lists["passes"]).after.figures
     return {"figures": {"launches": sum(now.launches.values()), "bytes saved": now.saved,
-                        "peak bytes": max(now.peaks.values()), "step ms": round(now.step_ms, 4)},
+                        "peak bytes": max(now.peaks.values()), "step ms": round(now.step_ms, 2)},
             **_found(study.records)}
 
 

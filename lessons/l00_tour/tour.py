@@ -26,7 +26,7 @@ LISTS = {
 WEIGHTS = "wq", "wk", "wv", "wo", "w1", "w3", "w2"
 """The weights of a layer's matmuls, in the order of the forward."""
 SUMMED = "wo", "w2"
-"""Those whose results a reduce-scatter sums: checkpointing keeps the sums in any case."""
+"""Those whose results a reduce-scatter sums: checkpointing saves the sums in any case."""
 LOSS, COSINE = 0.01, 0.9  # the most percent that a loss may differ, and the largest cosine of the gradients
 ROUNDING = 1e-4  # percent: a first loss that differs by more has another forward
 
@@ -51,7 +51,7 @@ def pass_by_pass(chips: PassChips, recipe: Recipe) -> Table:
         found = chips.runs[lists]["figures"]
         title = f"+ {[*joint, *later][n - 1]}" if n else "no passes"
         rows.append((title, found["launches"], found["bytes saved"], found["peak bytes"]))
-    return Table("one training step on a rank, pass by pass", ("passes", "collectives", "kept bytes", "peak bytes"),
+    return Table("one training step on a rank, pass by pass", ("passes", "collectives", "saved bytes", "peak bytes"),
                  tuple(rows))
 
 
@@ -60,7 +60,7 @@ def matmuls_of_a_layer(study: Study) -> Table:
     nodes = [n for n in study.joint.graph.graph.nodes if n.target is torch.ops.aten.mm.default]
     rows = [(i, weight, 0 if weight in SUMMED else node.meta["val"].nbytes)
             for i, (weight, node) in enumerate(zip(WEIGHTS, nodes, strict=False), 1)]
-    return Table("matmuls of the layer", ("number", "weight", "bytes added if kept"), tuple(rows))
+    return Table("matmuls of the layer", ("number", "weight", "bytes added if saved"), tuple(rows))
 
 
 def recorded_steps() -> Table:
@@ -91,7 +91,7 @@ def saves_less(answer: Any, *, most: Mapping[str, int], options: Mapping[str, An
     said = [f"{answer[name]:,} {name}, {most[name]:,} allowed" + why.get(name, "") * (name in over) for name in most]
     if options is not None and products and options.get("policy", "selective") == "selective":
         n = options.get("every_nth_matmul", 2)
-        said.append(f"n = {n} keeps {', '.join(products[n - 1 :: n]) or 'no matmul'}")
+        said.append(f"n = {n} saves {', '.join(products[n - 1 :: n]) or 'no matmul'}")
     figures = tuple((name, answer[name], most[name]) for name in most)
     return 1 - len(over) / len(most), "; ".join(said), figures
 
@@ -114,7 +114,8 @@ def compared(right: Report, train: Callable[[], Report], gradient: Callable[...,
 
 def unnoticed(answer: Any) -> tuple[float, str]:
     """Grades a wrong pass: how many percent a loss and the first loss differ at most, the cosine of its gradient with
-    the right one, and the other checks that did not pass. An answer with `stopped` did not run.
+    the right one, and the other checks that did not pass. A gradient of the right direction hides nothing: it scores 0.
+    An answer with `stopped` did not run.
     """
     if isinstance(answer, Mapping) and "stopped" in answer:
         return 0.0, f"the run stopped: {answer['stopped']}"
@@ -129,4 +130,4 @@ def unnoticed(answer: Any) -> tuple[float, str]:
             f"the cosine with the right gradient is {cosine:.2f}" + f", at most {COSINE} wanted" * (not elsewhere)]
     if failed:
         said.append(f"{', '.join(failed)} did not pass")
-    return (hidden + elsewhere + (not failed)) / 3, "; ".join(said)
+    return elsewhere * (1 + hidden + (not failed)) / 3, "; ".join(said)

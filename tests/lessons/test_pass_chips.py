@@ -51,7 +51,7 @@ def test_figures_and_verdicts_are_the_studys(chips, study):
     chips.joint_passes = JOINT[:1]
     assert chips.figures == {
         "launches": sum(found.figures.launches.values()), "bytes saved": found.figures.saved,
-        "peak bytes": max(found.figures.peaks.values()), "step ms": round(found.figures.step_ms, 4)}
+        "peak bytes": max(found.figures.peaks.values()), "step ms": round(found.figures.step_ms, 2)}
     run = unpacked(chips.data)["runs"][f"{JOINT[0]}|{LATER[0]}"]
     assert run["figures"] == chips.figures
     cells = {name: dict(zip(run["checks"], row, strict=True)) for name, row in run["verdicts"].items()}

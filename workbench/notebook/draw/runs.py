@@ -17,8 +17,9 @@ def curves(runs: Mapping[str, Sequence[float]], title: str, label: str = "loss",
     green means something else. mark: name and place of a vertical line; it is in the picture alone.
     """
     figure, (axes,) = panels(8, 3.0)
-    for (name, values), color, line in zip(runs.items(), colors, ("-", "--", ":"), strict=False):
-        axes.plot(at or range(1, len(values) + 1), values, line, color=color, linewidth=1.2, label=name,
+    looks = zip(runs.items(), colors, ("-", "--", ":"), (5, 1.2, 1.2), (0.35, 1, 1), strict=False)
+    for (name, values), color, line, width, alpha in looks:  # the first may lie below another
+        axes.plot(at or range(1, len(values) + 1), values, line, color=color, linewidth=width, alpha=alpha, label=name,
                   marker="o" if at else "", markersize=4)
     axes.set(xlabel=axis, ylabel=label)
     if mark:
