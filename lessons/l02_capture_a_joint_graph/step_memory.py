@@ -51,12 +51,6 @@ class StepMemory:
         return {kind: sizes[at] for kind, sizes in self.alive.items()}
 
     @property
-    def share(self) -> float:
-        """The part of the saved bytes that gathered parameters hold."""
-        gathered = self.at_backward["gathered parameters"]
-        return gathered / max(1, gathered + self.at_backward["activations"])
-
-    @property
     def peak(self) -> int:
         return max(self.total)
 
@@ -127,13 +121,12 @@ def draw_memory(found: Mapping[str, StepMemory]) -> Picture:
                     fontsize=9, arrowprops={"arrowstyle": "->", "color": INK})
         for x, word in ((-first, "forward"), (0, "backward")):
             ax.text(x, 1.0, f" {word}", transform=ax.get_xaxis_transform(), fontsize=9, va="bottom", style="italic")
-        share = f"{step.share:.0%} of the saved bytes at the dashed line are gathered"
-        ax.set_title(f"{title}\n{share}", fontsize=9, pad=16)
+        gathered = f"{step.at_backward['gathered parameters'] / unit:,.0f} {name[:2]} gathered at the dashed line"
+        ax.set_title(f"{title}\n{gathered}", fontsize=9, pad=16)
         ax.set(xlabel="operators, counted from the start of the backward", xlim=(-first, last - 1),
                ylim=(0, highest / unit * 1.08))
         lines.append(f"{title}: {sum(step.at_backward.values()):,} bytes alive where the backward begins")
         lines += [f"  {size:,} {kind}" for kind, size in step.at_backward.items()]
-        lines.append(f"  {share}")
         lines.append(f"  peak: {step.forward_peak:,} in the forward, {step.backward_peak:,} in the backward")
     axes[0].set_ylabel(f"alive, {name}", fontsize=9)
     labels = list(COLORS)

@@ -38,8 +38,9 @@ def frontier(points: Mapping[str, tuple[float, float]], marked: Mapping[str, str
             continue
         if names[0] in best:
             axes.annotate(" or ".join(names), point, (9, 9), textcoords="offset points", fontsize=9)
-        elif len(names) > 1:
-            axes.annotate(f"{len(names)} choices", point, (6, 4), textcoords="offset points", fontsize=8, color=GREY)
+        else:
+            label = f"{len(names)} choices" if len(names) > 1 else names[0]
+            axes.annotate(label, point, (6, 4), textcoords="offset points", fontsize=8, color=GREY)
     most, worst = max(xs) or 1, max(ys) or 1
     axes.set(xlabel=x, ylabel=y, xlim=(-0.05 * most, 1.2 * most), ylim=(-0.06 * worst, 1.2 * worst))
     axes.legend(frameon=False, fontsize=8, loc="upper right")
