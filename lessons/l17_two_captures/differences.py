@@ -16,9 +16,9 @@ from torch.fx import GraphModule, Node
 from workbench.errors import no_exit
 from workbench.graph.facts import facts_of
 from workbench.graph.read.collectives import Groups, list_collectives
-from workbench.graph.read.diff import displaced
 from workbench.graph.read.nodes import is_backward, kind_of, provenance
 from workbench.lab.traced_capture.cut import gradients_of
+from workbench.notebook.graph_diff import displaced
 from workbench.recipe.wording import counted
 from workbench.torch_api import aot
 from workbench.torch_api.ops import collective_kind, group_name_of, op_name

@@ -15,6 +15,7 @@ from on_ranks import FSDP_TP, build_with, calls, insert, outcomes, small, user_p
 from workbench import Effect, Options, Outcome, PassSpec, author, capture, facts_of, partition
 from workbench.errors import UnusableGraph, WorkbenchError
 from workbench.graph.lower import bind
+from workbench.notebook.graph_diff import diffs
 from workbench.passes.registry import find_pass
 from workbench.passes.reshard_after_forward import gathered_weights_freed, tags_differ
 from workbench.pipeline.run_passes import each_no_effect, run_joint, run_partitioned, saved_bytes
@@ -93,7 +94,7 @@ def test_a_pass_works_on_a_copy(joint):
     assert record.before == (before,) and record.after == (joint.graph,)
     assert before.print_readable(print_output=False) == text
     assert not any("touched" in n.meta for n in before.graph.nodes)
-    assert [len(d.added) for d in record.diffs()] == [1]
+    assert [len(d.added) for d in diffs(record)] == [1]
 
 
 class Wanted(Options):

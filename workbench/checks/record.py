@@ -17,8 +17,7 @@ from workbench.checks import collectives, effect, lint, numerics
 from workbench.checks.authoring import check_authoring
 from workbench.checks.verdicts import Outcome, Verdict, verdict_of, worst
 from workbench.errors import UnusableGraph, no_exit, shown_file
-from workbench.graph.facts import Known, Order, reading
-from workbench.graph.read.diff import GraphDiff, diff
+from workbench.graph.facts import Known, Order
 from workbench.passes.effect import Effect
 from workbench.passes.registry import Graphs, RegisteredPass
 from workbench.recipe.contracts import Stage
@@ -114,22 +113,6 @@ class PassRecord:
         result: T = self._readings[read]
         return result
 
-    def diffs(self) -> list[GraphDiff]:
-        """What the pass added, removed and moved in each graph; empty for a lowering pass."""
-        if not self.has_graphs:
-            return []
-        return [reading(diff, *graphs) for graphs in zip(self.before, self.after, strict=True)]
-
-    def tagged(self) -> list[dict[str, str]]:
-        """For each graph: the nodes whose recomputation tag the pass changed, with the new tag."""
-        tags = []
-        for graphs in zip(self.before, self.after, strict=False):
-            before, after = map(_tags, graphs)
-            tags.append({
-                name: tag for name, tag in after.items() if before.get(name, "none") != tag
-            })
-        return tags
-
     @property
     def parts(self) -> tuple[str, ...]:
         """The names of its graphs: ("joint",), ("forward", "backward"), or ("step",)."""
@@ -147,12 +130,6 @@ def _defined_at(item: RegisteredPass) -> str:
     if item.contract.source != "user" or code is None:
         return ""
     return f" (defined at {shown_file(code.co_filename)}, line {code.co_firstlineno})"
-
-
-def _tags(graph: Any) -> dict[str, str]:
-    """The recomputation tag of each node; empty for a callable."""
-    nodes = graph.graph.nodes if isinstance(graph, GraphModule) else ()
-    return {n.name: getattr(n.meta.get("recompute"), "name", "none") for n in nodes}
 
 
 def check_lint(record: PassRecord, known: Known) -> Verdict | None:

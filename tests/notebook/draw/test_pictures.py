@@ -19,6 +19,8 @@ from workbench.graph.read.cost import device_spec
 from workbench.graph.read.nodes import kind_of
 from workbench.graph.read.simulated_run import StepTimeline, simulated
 from workbench.notebook import draw
+from workbench.notebook.graph_diff import diffs
+from workbench.notebook.graph_diff import tagged as tagged_nodes
 from workbench.notebook.show import outputs
 from workbench.passes.registry import find_pass
 from workbench.world.fake import fake_world
@@ -132,14 +134,14 @@ def test_changes_stand_side_by_side_name_axes_and_count_tags(tour):
     record = tour.records[-1]
     table = draw.changes(record, limit=10_000)
     before = [row[1] for row in table.rows if row[0] == "forward" and row[1] and not row[1].startswith("(moved")]
-    assert len(before) == sum(mark == "-" for mark, _ in record.diffs()[0].lines) and table.notes == ()
+    assert len(before) == sum(mark == "-" for mark, _ in diffs(record)[0].lines) and table.notes == ()
     launches = [row[2] for row in table.rows if "_c10d_functional.all_gather_into_tensor_out(" in row[2]]
     assert launches and all(", dp_shard.gather, out=" in text for text in launches)
     assert not re.search(r"[0-9a-f]{40}", repr(table))  # a process group's name differs from run to run
     assert re.search(r"forward: \d+ more changed lines", repr(draw.changes(record, limit=3)))
     tagged = tour.records[1]
     (note,) = draw.changes(tagged).notes
-    assert note.startswith(f"joint: {len(tagged.tagged()[0])} tagged for the partitioner (")
+    assert note.startswith(f"joint: {len(tagged_nodes(tagged)[0])} tagged for the partitioner (")
 
 
 @pytest.mark.parametrize("more", [[], [LOWERED], [REPLAYED]], ids=lambda more: f"{len(more)} more")

@@ -3,7 +3,6 @@
     collectives     collectives in node order: bytes, mesh axis
     composites      operators that a CPU captures in parts and a GPU runs as one kernel
     cost            FLOP and estimated time of a node
-    diff            nodes added, removed, moved, changed
     fused_cost      what fused kernels read, write and cost
     kernels         which kernel computes which nodes
     memory          owners of storage, saved tensors

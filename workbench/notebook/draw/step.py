@@ -10,6 +10,7 @@ from torch.fx import GraphModule
 from workbench.checks.record import PassRecord
 from workbench.graph.read.collectives import axis_names
 from workbench.notebook.draw.picture import Table
+from workbench.notebook.graph_diff import diffs, tagged
 
 # no verdict's colours: a change is neither right nor wrong
 FILLS = {
@@ -46,7 +47,7 @@ def changes(record: PassRecord, limit: int = 30) -> Table:
     rows: list[tuple[str, str, str]] = []
     fills: dict[tuple[int, int], str] = {}
     notes = []
-    for part, diff, tags in zip(record.parts, record.diffs(), record.tagged(), strict=False):
+    for part, diff, tags in zip(record.parts, diffs(record), tagged(record), strict=False):
         changed = [(mark, text, _moved_to(diff.lines[at + 1:]) if mark == ">" else "")
                    for at, (mark, text) in enumerate(diff.lines) if mark != " "]
         i = 0

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from workbench.checks.record import PassRecord
 from workbench.graph.callables import graph_of
+from workbench.notebook.graph_diff import diffs
 
 
 def history(records: Sequence[PassRecord], part: str, name: str) -> list[str]:
@@ -24,7 +25,7 @@ def history(records: Sequence[PassRecord], part: str, name: str) -> list[str]:
         if not said and any(node.name == name for node in graph_of(record.before[where]).graph.nodes):
             parted = "made by partition" if joint_passes else "captured, or made by partition"
             said.append("captured" if is_joint else parted)
-        diffs = record.diffs()
-        if diffs and (mark := diffs[where].marks.get(name)):
+        changes = diffs(record)
+        if changes and (mark := changes[where].marks.get(name)):
             said.append(f"{mark} by {record.name}")
     return said

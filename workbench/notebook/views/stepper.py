@@ -13,6 +13,7 @@ from torch.fx import GraphModule
 from workbench.checks.record import PassRecord
 from workbench.errors import WorkbenchError
 from workbench.notebook.draw.step import with_axes
+from workbench.notebook.graph_diff import diffs, tagged
 from workbench.notebook.views.graph import GraphView
 from workbench.notebook.views.graph_tree import GraphTree
 from workbench.notebook.views.placement import Placed
@@ -76,10 +77,8 @@ class PassStepper(GraphView):
         return record, record.parts.index(part) if part in record.parts else 0
 
     def _marks(self, record: PassRecord, which: int) -> dict[str, str]:
-        diffs = record.diffs()
-        return dict.fromkeys(record.tagged()[which], "tagged") | (
-            diffs[which].marks if diffs else {}
-        )
+        marks = [diff.marks for diff in diffs(record)]
+        return dict.fromkeys(tagged(record)[which], "tagged") | (marks[which] if marks else {})
 
     def on_steps(self) -> dict[str, Any]:
         return {"steps": [{"name": r.name, "parts": r.parts,
@@ -94,17 +93,17 @@ class PassStepper(GraphView):
         old, new = _operators(before), _operators(after)
         changed = {op: (old[op], new[op]) for op in old | new if old[op] != new[op]}
         rows = sorted(changed.items(), key=lambda item: -abs(item[1][1] - item[1][0]))[:ROWS]
-        said = record.diffs()[which].summary
-        if tags := len(record.tagged()[which]):
+        said = diffs(record)[which].summary
+        if tags := len(tagged(record)[which]):
             said += f", {tags:,} tagged for the partitioner"
         return {"summary": f"{old.total():,} operators before, {new.total():,} after: {said}",
                 "rows": [(op, str(a), str(b)) for op, (a, b) in rows]}
 
     def on_hunks(self, step: int, part: str, context: int) -> dict[str, Any]:
         record, which = self._at(step, part)
-        diffs = record.diffs()
-        hunks = diffs[which].hunks(context) if diffs else []
-        why = "no line changed" if diffs else "it leaves no graph"
+        changes = diffs(record)
+        hunks = changes[which].hunks(context) if changes else []
+        why = "no line changed" if changes else "it leaves no graph"
         said = with_axes(record)
         shown = [[(mark, said(line)) for mark, line in hunk] for hunk in hunks[:HUNKS]]
         return {"hunks": shown, "left": max(0, len(hunks) - HUNKS), "why": why}

@@ -6,9 +6,13 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import torch
+from torch.fx import GraphModule
 
+from workbench.checks.record import PassRecord
+from workbench.graph.facts import reading
 from workbench.graph.read.program import NodeRecord, node_record
 
 _SHOWN = 80
@@ -116,3 +120,25 @@ def diff(before: torch.fx.GraphModule, after: torch.fx.GraphModule) -> GraphDiff
     return GraphDiff(tuple(record for name, record in new.items() if name not in old),
                      tuple(record for name, record in old.items() if name not in new), moved,
                      tuple((old[name], new[name]) for name in kept if name in changed), tuple(lines))
+
+
+def diffs(record: PassRecord) -> list[GraphDiff]:
+    """What the pass did to each of its graphs; empty for a lowering pass."""
+    if not record.has_graphs:
+        return []
+    return [reading(diff, *graphs) for graphs in zip(record.before, record.after, strict=True)]
+
+
+def tagged(record: PassRecord) -> list[dict[str, str]]:
+    """For each graph: the nodes whose recomputation tag the pass changed, with the new tag."""
+    tags = []
+    for graphs in zip(record.before, record.after, strict=False):
+        before, after = map(_tags, graphs)
+        tags.append({name: tag for name, tag in after.items() if before.get(name, "none") != tag})
+    return tags
+
+
+def _tags(graph: Any) -> dict[str, str]:
+    """The recomputation tag of each node; empty for a callable."""
+    nodes = graph.graph.nodes if isinstance(graph, GraphModule) else ()
+    return {n.name: getattr(n.meta.get("recompute"), "name", "none") for n in nodes}

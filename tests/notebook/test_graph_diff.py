@@ -1,7 +1,7 @@
 import torch
 from graphs_by_hand import named, two_layer_graph
 
-from workbench.graph.read.diff import diff
+from workbench.notebook.graph_diff import diff
 from workbench.torch_api.aot import clone
 
 
