@@ -2,10 +2,13 @@
 
     commands          `workbench course`, `lab`, `lessons`, `check`, `hint`, `tour`
     course_site       the executed lessons as pages without a kernel
+    curves            `draw.curves`: curves of several runs
+    dataflow          `draw.dataflow`: a small graph as boxes and arrows
     grading           scores of guesses and answers
     headless          runs one lesson's notebook by papermill
     lesson            Lesson: question, parameters, checkpoints
     recorded_figures  figures measured on GPUs, recorded or live
+    saved             `draw.saved`: what the forward saves for the backward
     schemas           JSON Schemas for editors
     scores            a reader's best scores
     whole_course      runs all notebooks, and writes a page of results
@@ -29,6 +32,8 @@ NAMES = {
 for module, names in NAMES.items():
     for name in names.split():
         declare_hook(f"course.{name}", f"workbench_lessons.{module}:{name}")
+for name in ("curves", "dataflow", "saved"):
+    declare_hook(f"draw.{name}", f"workbench_lessons.course.{name}:{name}")
 
 
 def _tour(parser: argparse.ArgumentParser) -> None:

@@ -62,6 +62,12 @@ def test_arrows_across_are_what_the_backward_reads_and_without_views_the_owners_
     assert "\ntwo: mm relu\nnot kept: t detach t_1 mm_1" in draw.dataflow(one, **named).text
 
 
+def test_a_plugin_adds_pictures_and_another_name_is_none():
+    assert draw.dataflow.__module__ == "workbench_lessons.course.dataflow"
+    with pytest.raises(AttributeError, match="draw has no picture 'nothing'"):
+        _ = draw.nothing
+
+
 def test_a_graph_counts_its_operators_in_both_directions_and_a_large_one_has_no_dataflow(tour):
     with pytest.raises(WorkbenchError, match="at most 40 boxes, and this graph has"):
         draw.dataflow(tour.captured)
