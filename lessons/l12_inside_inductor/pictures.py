@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from workbench.lab.inside_inductor.function import Inside
 from workbench.notebook.draw.colors import BLUE, GREEN, GREY, INK, PAPER, PINK, SKY
@@ -12,11 +13,12 @@ from workbench_lessons.l12_inside_inductor.buffers import buffers_of
 COLORS = {"allocated": BLUE, "reuses": SKY, "from a pool": GREEN, "by eager": PINK}
 
 
-def buffers(inside: Inside, title: str = "buffers", *, most: int = 0) -> Picture:
+def buffers(inside: Inside, title: str = "buffers", *, most: int = 0, calls: Sequence[str] = ()) -> Picture:
     """A row for each piece of memory, a column for each kernel call; below, the bytes alive at each call.
 
     The peak is dark. A buffer whose size is known only in a run has a dashed frame, and does not count in the bytes.
     most: bytes at the top of the lower axis, so that two pictures have one scale; 0 leaves it to the peak.
+    calls: what each call computes, in place of the names of kernels.
     """
     found = buffers_of(inside)
     rows, columns = max(found.allocations, 1), max(len(found.calls), 1)
@@ -46,7 +48,8 @@ def buffers(inside: Inside, title: str = "buffers", *, most: int = 0) -> Picture
         below.set_ylim(0, 1.3 * (most or found.peak))
     last = [lanes, *under][-1]
     last.set(xlim=(0, columns))
-    names = [f"{i}: {_short(name)}" if columns < 10 else _short(name) for i, name in enumerate(found.calls)]
+    said = list(calls) or [_short(name) for name in found.calls]
+    names = [f"{i}: {name}" for i, name in enumerate(said)] if columns < 10 else said
     last.set_xticks([i + 0.5 for i in range(len(found.calls))], names, fontsize=7.5,
                      rotation=0 if columns < 10 else 45, ha="center" if columns < 10 else "right")
     lines = [f"{title}: {found.summary()}"]
