@@ -51,7 +51,7 @@ class PlacementLab(Moment):
         super().__init__("placement", "x @ w", {
             "axes": list(mesh.items()), "shapes": {"x": list(x), "w": list(w)}, "given": given, "best": best,
             "table": {" ".join(key): value for key, value in self.table.items()}},
-            x_0=given[0][0], x_1=given[0][1], w_0=given[1][0], w_1=given[1][1])
+            x_0=given[0][0], x_1=given[0][1], w_0=given[1][0], w_1=given[1][1], rank=1)
         self._mesh, self._shapes, self._given = mesh, (tuple(x), tuple(w)), given
         self.add(self.link("rank", IntSlider(max=_size(mesh) - 1, description="rank")),
                  self.link("reveal", Checkbox(description="reveal the least", indent=False)))

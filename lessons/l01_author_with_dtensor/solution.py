@@ -1,6 +1,5 @@
 """Answers to the checkpoints of 01_author_with_dtensor; kept apart from the notebook."""
 
-from typing import Any
 
 
 def first_rows() -> list[int]:
@@ -11,12 +10,6 @@ def first_rows() -> list[int]:
 def plan() -> dict[str, str]:
     """The hidden values stay cut between the two products; one all-reduce adds the partial sums at the end."""
     return {"0": "colwise", "2": "rowwise"}
-
-
-def narrow() -> dict[str, Any]:
-    """The tensors of 32 and 256 columns are gathered, that of 16 is summed, and that of 512 stays cut."""
-    gathered = {"style": "colwise", "output": "replicate"}
-    return {"0": gathered, "2": "colwise", "4": "rowwise", "6": gathered}
 
 
 def fit(lab) -> dict[str, str]:
