@@ -5,12 +5,7 @@ import torch
 
 def one_kernel():
     """Both pointwise operators after the matmul."""
-    return lambda x, w: torch.relu(torch.sin(x @ w))
-
-
-def kernels_of_the_line(backward, line) -> list:
-    """Every call with a node of the line; `backward` is the graph's Kernels, `line` names of nodes."""
-    return [k for k in backward.kernels if set(k.nodes) & line]
+    return lambda x, w, s: torch.relu((x @ w) * s)
 
 
 def fewer_launches(full) -> list:

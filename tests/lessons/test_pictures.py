@@ -20,7 +20,6 @@ from workbench.pipeline.run_passes import PassRecord
 from workbench.world.simulated import shards
 from workbench_lessons.l01_author_with_dtensor.slices import placements, slices
 from workbench_lessons.l05_bucket_and_overlap.stacked import stacked
-from workbench_lessons.l07_compile_everything.pictures import draw_kernels
 from workbench_lessons.l08_replay_with_cudagraphs.launch_bound import Pace, draw_pace
 from workbench_lessons.l08_replay_with_cudagraphs.pictures import addresses
 from workbench_lessons.l09_route_tokens_to_experts.load_picture import expert_load
@@ -51,7 +50,6 @@ class Recorded(CUDAGraphRunner):
 REFUSED = [
     (addresses, (record(print, name="regional_inductor"), {}), "pass 'regional_inductor' records no CUDA graph"),
     (addresses, (record(*[Recorded(0xABC)] * 31), {}), "62 inputs are too many"),
-    (draw_kernels, (record(print),), "pass 'cudagraph' has no kernels of Inductor"),
     (kernels_over_time, ({"x": []},), "give one"),
     (dots, ({"x": ([], [1])},), "give one"), (draw_pace, ({},), "give one step or more"),
     (stacked, ({"x": {"a": 1}, "y": {"b": 1}},), "give one"),
