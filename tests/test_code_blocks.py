@@ -2,8 +2,9 @@
 
 A document is read from top to bottom: its Python blocks share their names, and a block whose first line is `# NAME.py`
 is that file. A block whose first line says `# needs ...`, such as a GPU or minutes, is compiled, and its imports are
-made. The lines of a shell block are parsed, and it runs where its output is shown. Output that is shown is what is
-printed; `...` stands for what is left out.
+made. The lines of a shell block are parsed, and it runs where its output is shown: `workbench` in this process, on the
+session's ranks, and another program in one of its own. Output that is shown is what is printed; `...` stands for what is
+left out.
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ import pytest
 import torch
 from registrations import registrations_restored
 
-from workbench.cli import parser
+from workbench.cli import main, parser
+from workbench.pipeline import recipe_ranks
 from workbench.recipe.recipe import load_recipe, parse_recipe
+from workbench.world.ranks import RankPool
 
 ROOT = Path(__file__).parent.parent
 TEXTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -102,7 +105,8 @@ def check_toml(code: str) -> None:
 @pytest.mark.integration
 @pytest.mark.skipif(not torch.__version__.startswith(PINNED), reason=f"shown outputs are those of torch {PINNED}")
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-def test_each_block_runs(document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_block_runs(document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pool2: RankPool) -> None:
+    monkeypatch.setattr(recipe_ranks, "ranks", lambda n, **_: contextlib.nullcontext({2: pool2}[n]))
     for path in ROOT.iterdir():
         if not path.name.startswith("."):
             (tmp_path / path.name).symlink_to(path)
@@ -134,16 +138,31 @@ def run_block(language: str, code: str, shown: str | None, file: Path, names: di
         for words in filter(None, commands):
             check_command(words, file.parent)
         if shown is not None and not needs:
-            path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-            env = {**os.environ, "PATH": path, "WORKBENCH_PROGRESS": "0"}
-            done = subprocess.run(["bash", "-ec", code], env=env, capture_output=True, text=True, timeout=250)
-            printed = done.stdout or done.stderr
+            printed = run_commands(commands) if code.startswith(("cd ", "workbench ")) else run_shell(code)
     elif language == "toml":
         check_toml(code)
     else:
         assert language in ("text", "diff"), f"a block in {language!r}"
     if shown is not None and printed is not None:
         assert shows(shown, printed), f"shown:\n{shown}\nprinted:\n{printed}"
+
+
+def run_commands(commands: list[list[str]]) -> str:
+    """What `workbench` prints, called in this process; the folder is as before afterwards."""
+    with contextlib.chdir("."), contextlib.redirect_stdout(io.StringIO()) as out:
+        for program, *rest in filter(None, commands):
+            if program == "cd":
+                os.chdir(rest[0])
+            else:
+                main(rest)
+    return out.getvalue()
+
+
+def run_shell(code: str) -> str:
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    env = {**os.environ, "PATH": path, "WORKBENCH_PROGRESS": "0"}
+    done = subprocess.run(["bash", "-ec", code], env=env, capture_output=True, text=True, timeout=250)
+    return done.stdout or done.stderr
 
 
 def test_every_block_names_its_language() -> None:
