@@ -10,7 +10,7 @@ from collections import OrderedDict
 import cloudpickle
 import pytest
 import torch
-from on_ranks import FSDP_TP, small
+from on_ranks import FSDP4, FSDP_TP, small
 
 from workbench import PassSpec, WorkbenchError, build, current_world, facts_of, register_model, register_pass, what_if
 from workbench.graph.read.collectives import Groups
@@ -29,7 +29,7 @@ BUCKETING = "passes.transformer_block_bucketing.separate_gather_group"
 
 @pytest.fixture(scope="module")
 def started(fake4):
-    return what_if(small(FSDP_TP, JOINT, LATER), fake4)
+    return what_if(small(FSDP4, JOINT, LATER), fake4)
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def test_a_change_runs_what_it_affects(study):
 
 
 @pytest.mark.parametrize(("changes", "first"), [
-    ({"mesh.dp_shard": 4, "mesh.tp": 1}, "author"),
+    ({"mesh.dp_shard": 2, "mesh.dp_replicate": 2}, "author"),
     pytest.param({"joint_passes.inductor_decomposition.at": "capture"}, "capture", marks=pytest.mark.nightly)])
 def test_a_change_before_the_passes(study, changes, first):
     assert again(study.change(changes)) == ALL[ALL.index(first):]
@@ -201,7 +201,7 @@ def test_an_error_leaves_the_study_as_it_was(study):
     with pytest.raises(RecipeError, match="no pass 'overlap' in passes"):
         study.change({"passes.overlap.horizon": 2})
     with pytest.raises(WorkbenchError, match="4"):
-        study.change({"mesh.dp_shard": 4})  # 8 ranks on a world of 4
+        study.change({"mesh.tp": 2})  # 8 ranks on a world of 4
     assert study.now is before and study.pair.graphs == graphs and study.history == []
 
 
