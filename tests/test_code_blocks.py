@@ -3,8 +3,8 @@
 A document is read from top to bottom: its Python blocks share their names, and a block whose first line is `# NAME.py`
 is that file. A block whose first line says `# needs ...`, such as a GPU or minutes, is compiled, and its imports are
 made. The lines of a shell block are parsed, and it runs where its output is shown: `workbench` in this process, on the
-session's ranks, and another program in one of its own. Output that is shown is what is printed; `...` stands for what is
-left out.
+session's ranks, and another program in one of its own. Output that is shown is what is printed; `...` stands for what
+is left out.
 """
 
 from __future__ import annotations

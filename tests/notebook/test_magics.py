@@ -157,10 +157,6 @@ def test_status_other_ranks_checks_restart_and_stop(cell, shell):
     assert repr(value) == "ranks 0, 1, 2: 3"
     cell("%ranks restart")
     assert cell("%ranks status")[1] == "no ranks run: a cell that begins with %%ranks starts them\n"
-    _, _, error = cell("%%ranks\nimport torch, torch.distributed as dist\n"
-                       "dist.all_reduce(torch.ones(2 + dist.get_rank()))")
-    # which two are named hangs on who comes first
-    assert re.search(r"the ranks run different collectives: rank \d allreduce of float \[\d\], rank", error.headline)
     cell("%ranks stop")
     assert magics(shell).pool is None
 

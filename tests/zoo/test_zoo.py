@@ -162,7 +162,7 @@ TRACED = [name for name, odd in ZOO.items() if odd.traced]
 CASES = {"fsdp": list(ZOO), "traced": TRACED, "tp": CUTTABLE,
          "both": [*(name for names in OUTCOMES["both"].values() for name in names), "a scalar parameter",
                   *random.Random(5).sample(CUTTABLE, 25)]}
-DAILY = {"fsdp": 11, "traced": 4, "tp": 5}
+DAILY = {"fsdp": 6, "traced": 2, "tp": 3}
 """How many models a seed chooses to be tried each day; the rest is nightly."""
 
 
