@@ -115,16 +115,6 @@ def parser() -> argparse.ArgumentParser:
         help="seconds for all ranks (default 600)",
     )
 
-    changed = commands.add_parser(
-        "what-if", help="what a change of a recipe does to verdicts, memory and time",
-        description="Build a recipe and the changed one without ranks, and print the difference in "
-        "verdicts, launches, bytes, estimated memory and simulated time. Exit status: 0, 1 if a "
-        "verdict of the changed recipe fails, 2 bad input.",
-    )
-    _add_recipe(changed, "the change, such as mesh.tp=2 or passes.PASS.OPTION=3; may be repeated")
-    changed.add_argument("--device", default="h100", metavar="NAME",
-                         help="the GPU of the simulated times, or a file of `workbench calibrate`")
-
     recipes = commands.add_parser("recipes", help="list the recipes, or show one")
     recipes.add_argument("name", nargs="?", metavar="NAME", help="show this recipe as TOML")
     passes = commands.add_parser("passes", help="list the passes with their contracts, or show one")
@@ -207,19 +197,6 @@ def _run(args: argparse.Namespace) -> int:
     return tell_report(report, args)
 
 
-def _what_if(args: argparse.Namespace) -> int:
-    if not args.set:
-        raise WorkbenchError("what-if: give a change, such as --set mesh.tp=2")
-    _import(args.files)
-    with loading_torch():
-        from workbench.checks.verdicts import Outcome
-        from workbench.tools.what_if import difference
-
-    answer = difference(load_recipe(args.recipe), dict(args.set), device=args.device)
-    print(answer)
-    return FAILED if answer.after.outcome is Outcome.FAIL else PASSED
-
-
 def _plugin(args: argparse.Namespace) -> int:
     """Run a command that a plugin has declared."""
     command = COMMANDS[args.command]
@@ -243,7 +220,6 @@ def _doctor(args: argparse.Namespace) -> int:
 
 _COMMANDS = {
     "run": _run,
-    "what-if": _what_if,
     "recipes": listings.recipes,
     "passes": listings.passes,
     "doctor": _doctor,

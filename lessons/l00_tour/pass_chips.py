@@ -13,6 +13,7 @@ from workbench.checks.record import PassRecord
 from workbench.checks.verdicts import FILLS, columns
 from workbench.errors import WorkbenchError
 from workbench.graph.read.cost import device_spec
+from workbench.lab.what_if.study import Study
 from workbench.notebook.draw.picture import Table
 from workbench.notebook.draw.verdicts import cell, failures, verdicts
 from workbench.notebook.moments.moment import Moment
@@ -20,7 +21,6 @@ from workbench.pipeline.report_text import outcomes
 from workbench.recipe.recipe import Recipe
 from workbench.recipe.sections import PassSpec
 from workbench.recipe.strict_toml import DeclarationError
-from workbench.tools.what_if import Study
 
 MOST = 4
 Lists = tuple[tuple[str, ...], tuple[str, ...]]

@@ -10,11 +10,11 @@ import torch
 from torch.nn import functional as F
 
 from workbench.errors import WorkbenchError
+from workbench.lab.what_if.study import Study
 from workbench.notebook.draw.picture import Table
 from workbench.pipeline.report import Report
 from workbench.recipe.recipe import Recipe
 from workbench.tools.compatibility import results_dir
-from workbench.tools.what_if import Study
 from workbench_lessons.course.recorded_figures import json_lines
 from workbench_lessons.l00_tour.pass_chips import PassChips
 

@@ -8,9 +8,9 @@ from functools import partial
 from typing import Any
 
 from workbench.graph.read.simulated_run import simulated
+from workbench.lab.what_if.study import what_if
 from workbench.pipeline.run import run
 from workbench.recipe.recipe import Recipe
-from workbench.tools.what_if import what_if
 from workbench.world.mesh import World
 from workbench.world.ranks import ranks
 from workbench_lessons.course.lesson import Lesson

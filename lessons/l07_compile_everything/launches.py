@@ -14,10 +14,10 @@ from workbench.checks.record import PassRecord
 from workbench.graph.callables import kernels_of
 from workbench.graph.read.kernels import Kernels
 from workbench.graph.read.nodes import kind_of
+from workbench.lab.what_if.study import Study, what_if
 from workbench.notebook.draw.picture import Picture
 from workbench.pipeline.run import run
 from workbench.recipe.recipe import Recipe, load_recipe
-from workbench.tools.what_if import Study, what_if
 from workbench.world.fake import fake_world
 from workbench_lessons.course.lesson import Lesson
 from workbench_lessons.course.recorded_figures import Figures, on_gpus

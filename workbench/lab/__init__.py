@@ -17,6 +17,7 @@
     traces                 what a torch.profiler trace shows of communication; `workbench order`
     user_step              a step of the user's own module, for the user's own loop: `compile`
     weights                weights of Hugging Face, and checkpoints of training
+    what_if                what a change does to verdicts, memory and time: `what_if`; `workbench what-if`
     whole_step             forward, backward, clipping and AdamW in one graph, and clipping inside its update
 
 A folder joins as any other package does: by an entry point of the group `workbench.plugins` in pyproject.toml, which

@@ -31,8 +31,6 @@ from workbench.pipeline.report import Report
 from workbench.pipeline.train import Training
 from workbench.recipe.contracts import Stage
 from workbench.recipe.recipe import Recipe
-from workbench.tools.variant import Difference
-from workbench.tools.what_if import Study
 from workbench.torch_api.garbage import uncollected
 from workbench.world.mesh import World
 
@@ -111,16 +109,14 @@ def outputs(what: Any, view: str = "", device: str = "h100",
         return _record(what)
     if isinstance(what, Sequence) and what and all(isinstance(item, PassRecord) for item in what):
         return [draw.verdicts(what), PassStepper(what)]
-    if isinstance(what, Study):
-        return outputs(what.records) or [draw.graph(what.joint.graph)]
+    if hasattr(what, "pictured"):  # a plugin's
+        return outputs(what.pictured())
     if isinstance(what, Moment):
         return [what.picture(), what, PageScript()]
-    if isinstance(what, Difference):
-        return [draw.difference(what)]
     if isinstance(what, Training):
         what = what.load
-    itself = isinstance(what, World | Verdict | ExpertLoad | DTensor) or hasattr(what, "_repr_markdown_")  # a lesson
-    return [what] if itself else []
+    itself = isinstance(what, World | Verdict | ExpertLoad | DTensor | draw.Table)
+    return [what] if itself or hasattr(what, "_repr_markdown_") else []  # which a lesson has
 
 
 def _built(built: Built, view: str) -> list[Any]:

@@ -4,7 +4,6 @@ Pictures that one lesson alone calls lie in its folder. A plugin adds others, as
 `declare_hook("draw.NAME", "MODULE:FUNCTION")`.
 
     colors       the colours of all pictures
-    difference   figures and verdicts before and after a change
     graphs       a graph
     memory       live bytes and the peak
     picture      Picture and Table
@@ -17,7 +16,6 @@ Pictures that one lesson alone calls lie in its folder. A plugin adds others, as
 
 from typing import Any
 
-from workbench.notebook.draw.difference import difference
 from workbench.notebook.draw.graphs import graph
 from workbench.notebook.draw.memory import memory
 from workbench.notebook.draw.picture import Picture, Table, table
@@ -27,7 +25,7 @@ from workbench.notebook.draw.timeline import timeline
 from workbench.notebook.draw.verdicts import verdicts
 from workbench.recipe.hooks import hook_of, values_of
 
-__all__ = ["Picture", "Table", "changes", "difference", "graph", "memory", "pipeline", "table", "timeline", "verdicts"]
+__all__ = ["Picture", "Table", "changes", "graph", "memory", "pipeline", "table", "timeline", "verdicts"]
 
 
 def __getattr__(name: str) -> Any:

@@ -14,9 +14,9 @@ from on_ranks import FSDP4, FSDP_TP, small
 
 from workbench import PassSpec, WorkbenchError, build, current_world, facts_of, register_model, register_pass, what_if
 from workbench.graph.read.collectives import Groups
+from workbench.lab.what_if import study as studies
 from workbench.passes.effect import Effect
 from workbench.recipe.recipe import RecipeError
-from workbench.tools import what_if as studies
 
 pytestmark = pytest.mark.integration
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import time
 from collections import OrderedDict
@@ -18,10 +19,13 @@ from workbench.authoring.author import author, author_module, random_tokens
 from workbench.authoring.families import find_family
 from workbench.checks.agreement import exchange
 from workbench.checks.record import PassRecord
+from workbench.checks.verdicts import Outcome
 from workbench.errors import WorkbenchError
 from workbench.graph.capture import JointGraph, capture
 from workbench.graph.partition import ForwardBackward, Split, partition
 from workbench.graph.read.cost import device_spec
+from workbench.lab.what_if.fingerprint import Sources, fingerprint
+from workbench.lab.what_if.variant import Difference, Variant, figures_of
 from workbench.passes.registry import find_pass
 from workbench.pipeline.build import check_buildable
 from workbench.pipeline.progress import Progress, telling
@@ -29,11 +33,10 @@ from workbench.pipeline.run_passes import capture_decompositions, choose, run_jo
 from workbench.pipeline.stages import LATE, capture_joint, passes_before, step_kind
 from workbench.recipe.contracts import Stage
 from workbench.recipe.hooks import hook_of
-from workbench.recipe.recipe import Recipe, diff_recipes
+from workbench.recipe.recipe import Recipe, diff_recipes, load_recipe
 from workbench.recipe.sections import PassSpec, listed
 from workbench.recipe.wording import aligned
-from workbench.tools.fingerprint import Sources, fingerprint
-from workbench.tools.variant import Difference, Variant, figures_of
+from workbench.tools.command_end import FAILED, PASSED
 from workbench.torch_api.determinism import deterministic
 from workbench.torch_api.garbage import uncollected
 from workbench.torch_api.inductor import lowering
@@ -162,6 +165,10 @@ class Study:
             self._results.popitem(last=False)
         return variant, calls
 
+    def pictured(self) -> Any:
+        """What `show` draws: the passes of the current variant, or its joint graph."""
+        return self.records or self.joint.graph
+
     def __repr__(self) -> str:
         rows = [("", "seconds", "verdict", "launches", "saved B", "step ms", "exposed ms")]
         answers = [
@@ -214,6 +221,15 @@ def difference(recipe: Recipe, changes: Mapping[str, Any], *, device: str = "h10
         other = what_if(changed, world, device=device)
     differences = diff_recipes(recipe, changed)
     return Difference(differences, study.now, other.now, other.ran, [], other.seconds)
+
+
+def command(recipe: Recipe, args: argparse.Namespace) -> int:
+    """`workbench what-if`."""
+    if not args.set:
+        raise WorkbenchError("what-if: give a change, such as --set mesh.tp=2")
+    answer = difference(load_recipe(args.recipe), dict(args.set), device=args.device)
+    print(answer)
+    return FAILED if answer.after.outcome is Outcome.FAIL else PASSED
 
 
 class _Calls:

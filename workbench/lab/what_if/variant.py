@@ -16,6 +16,8 @@ from workbench.graph.read.simulated_run import simulated
 from workbench.recipe.recipe import Recipe
 from workbench.recipe.wording import aligned
 
+CHANGED = "#c9dff0"
+
 
 @dataclass(frozen=True)
 class Figures:
@@ -124,6 +126,25 @@ class Difference:
             x, y = was.get(name, 0), now.get(name, 0)
             rows.append((name, number(x), number(y), "" if x == y else number(y - x, "+")))
         return rows
+
+    def pictured(self) -> Any:
+        """`draw.difference`: a row for each verdict and figure, filled where it changed.
+
+        Below: which stages ran again, and what failed.
+        """
+        from workbench.notebook.draw.picture import Table
+        from workbench.notebook.draw.verdicts import failures
+
+        rows = tuple(self.rows())
+        fills = {(i, 3): CHANGED for i, row in enumerate(rows) if row[3]}
+        notes = [
+            f"ran again: {', '.join(self.ran) or 'nothing'}",
+            f"kept: {', '.join(self.kept) or 'nothing'}",
+        ]
+        for when, side in (("before", self.before), ("after", self.after)):
+            for name, verdicts in side.verdicts.items():
+                notes += failures(f"{when}, {name}", verdicts)
+        return Table(self.title, ("", "before", "after", "change"), rows, fills, tuple(notes))
 
     def __repr__(self) -> str:
         ran = (

@@ -10,7 +10,7 @@ import threading
 
 import torch
 
-from workbench.tools.fingerprint import Sources, fingerprint
+from workbench.lab.what_if.fingerprint import Sources, fingerprint
 
 CELL = """
 import torch
