@@ -1,7 +1,6 @@
 """Answers to the checkpoints of 01_author_with_dtensor; kept apart from the notebook."""
 
 
-
 def first_rows() -> list[int]:
     """tp cuts 128 rows into two blocks of 64, and dp_shard cuts each block into eight parts of 8."""
     return [64 * (rank % 2) + 8 * (rank // 2) for rank in range(8)]

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed import DeviceMesh
 
-from workbench import author_module, capture, fake_world, partition, run_joint
+from workbench import author_module, capture, fake_world
 from workbench.authoring.models.loss import CrossEntropy
 from workbench.graph.capture import JointGraph
 from workbench.graph.partition import ForwardBackward
 from workbench.graph.read.memory import saved_tensors
 from workbench.notebook.draw.picture import Table, table
-from workbench.pipeline.run_passes import saved_bytes
 
 Decompositions = dict[Any, Any]
 
@@ -52,26 +51,3 @@ def large_tensors(pairs: Mapping[str, ForwardBackward]) -> Table:
                 rows.append((when, row.name, row.held_bytes, str(nodes[row.root].meta["original_aten"]), readers))
     columns = ("decomposed", "tensor", "bytes", "from the operator", "read in the backward by")
     return table("large tensors that the loss saves, each [8, 64]", columns, rows)
-
-
-def replaced_in_loss(pass_name: str = "inductor_decomposition") -> list[str]:
-    """The operators of the loss on two ranks that the decomposition replaces."""
-    [record] = run_joint(loss_on(2), [pass_name])
-    return sorted({op.rpartition(".")[0] for op in record.verdict("effect").evidence["replaced"]})
-
-
-def table_faults(answer: Any, decompositions: Decompositions) -> dict[str, int]:
-    """What is wrong with a table of these operators alone; prints the large tensors that are saved with it."""
-
-    def cut_with(names: Collection[str]) -> ForwardBackward:
-        own = {op: body for op, body in decompositions.items() if str(op).rpartition(".")[0] in names}
-        return partition(loss_on(2, own))
-
-    names = [answer] if isinstance(answer, str) else [*answer]
-    mine, whole = cut_with(names), cut_with(replaced_in_loss())
-    print(large_tensors({"by your table": mine}))
-    faults = {"bytes too many": max(0, saved_bytes(mine) - saved_bytes(whole))}
-    if not faults["bytes too many"]:
-        fewer = ([other for other in names if other != name] for name in names)
-        faults["names that you can leave out"] = sum(saved_bytes(cut_with(left)) <= saved_bytes(mine) for left in fewer)
-    return faults

@@ -21,7 +21,6 @@ from workbench.notebook.draw.picture import Picture, Table, finish, new_figure, 
 from workbench.passes.inductor_decomposition import Decomposer
 from workbench.pipeline.run_passes import PassRecord
 from workbench.recipe.wording import counted
-from workbench.torch_api.partitioning import repeatable as repeatable  # for the notebook
 
 MOST = 16  # operators in a row
 Way = tuple[GraphModule, Sequence[Iterable[str]]]

@@ -13,12 +13,6 @@ def gate():
     return pattern
 
 
-def own_table() -> list[str]:
-    """Softmax, likelihood and their gradients: with these and the detach apart, nothing takes the logarithms whole."""
-    return ["aten._log_softmax", "aten._log_softmax_backward_data", "aten.detach", "aten.nll_loss_backward",
-            "aten.nll_loss_forward"]
-
-
 def same_bits() -> list[str]:
     """A view and a choice do not round; leaky_relu rounds its one product, as the whole operator does."""
     return ["t", "clamp", "leaky_relu"]

@@ -54,11 +54,6 @@ def tag_units(graph: GraphModule) -> None:
             tag_gather(node, wish)
 
 
-def repeatable(node: Node) -> bool:
-    """Whether the operator is on torch's list of those that the minimum cut may compute again in the backward."""
-    return bool(partitioners.get_default_op_list().is_recomputable(node))
-
-
 def compile_joint(
     joint: Any, by: str, options: Mapping[str, Any]
 ) -> tuple[Callable[..., Any], LateBound, LateBound]:
