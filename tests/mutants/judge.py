@@ -101,7 +101,7 @@ def by_values(pool: RankPool, mutant: running.Mutant, row: dict[str, Any], locat
         if "the fake world touched" in str(error):
             print(f"\nnot judged: {error}", file=sys.stderr)
             return False
-        if not error.timed_out and error.failures[0].kind != "died":
+        if not error.timed_out and all(failure.kind != "died" for failure in error.failures):
             raise RuntimeError(f"{mutant.key}: the judge failed, and not the mutant: {error}") from error
         row["caught"]["running"] = str(error).splitlines()[0]
         return True
