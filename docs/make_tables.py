@@ -503,7 +503,7 @@ def planted() -> str:
     light = sum(whole[check] for check in WITHOUT_VALUES)
     full = light + whole["numerics"] + whole["running"]
     rows = [["without values (level `light`)", f"{light:,} of {real:,}", f"{light / real:.0%}"],
-            ["with values (level `full`)", f"{full:,} of {real:,}", f"{full / real:.1%}"]]
+            ["with values (level `full`)", f"{full:,} of {real:,}", f"{full / real:.2%}"]]
     return table(["checks", "planted faults caught", "share"], rows)
 
 

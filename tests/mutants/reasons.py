@@ -25,6 +25,7 @@ REASONS = {
     **dict.fromkeys(("cast_to_another_dtype", "cast_value"), "the value is exact in both dtypes"),
     "drop_argument": "the default does the same here",
     "shift_integer": "a slice ends behind the last element, or the integer marks ignored targets, and no batch has one",
+    "shift_slice": "a gather sends what stands in a part of its own result, and then writes all of it",
     "drop_from_list": "the readers bring the shape back",
     "retarget_twin": "`x ** 1` equals `x * 1`, and ranking groups by mean or by sum gives the same order",
     "swap_in_list": "a sum of integers has no order",
