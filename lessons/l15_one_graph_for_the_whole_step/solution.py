@@ -3,19 +3,26 @@
 from collections.abc import Callable
 
 
-def all_inputs(forward, llama) -> int:
-    """The forward's inputs, two states for each parameter, the step count and the learning rate."""
-    return len(forward.graph.find_nodes(op="placeholder")) + 2 * len(llama.trained) + 2
+def repair() -> Callable:
+    """The writers of what a node reads bound its way down, as its readers do."""
+    from workbench.graph.read.memory import roots
+    from workbench.graph.read.nodes import lists_of_update, updates_of
+
+    def sink(gm, example_inputs, *, options):
+        owner, updates = roots(gm), updates_of(gm)
+        for node in reversed(list(gm.graph.nodes)):
+            if node.op == "call_function" and node.users:
+                reads = {owner.get(taken) for taken in node.all_input_nodes}
+                writers = [u for u in updates if node < u and reads & set(lists_of_update(u)[0])]
+                min([*node.users, *writers]).prepend(node)
+        return gm
+
+    return sink
 
 
 def saved_bytes(authored) -> int:
     """One read of each gradient is gone; the scaled gradient is still written."""
     return sum(p.numel() * p.element_size() for p in authored.module.parameters())
-
-
-def tips(size, tail) -> float:
-    """The GPU's time follows the parameters, the CPU's does not."""
-    return size * tail.cpu_ms / tail.gpu_ms
 
 
 def late() -> Callable:

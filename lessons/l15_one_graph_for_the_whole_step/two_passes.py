@@ -11,6 +11,7 @@ from torch import nn
 from torch.fx import GraphModule, Node
 
 from workbench.authoring.author import author_module
+from workbench.checks.verdicts import Outcome
 from workbench.graph.capture import capture
 from workbench.graph.partition import partition
 from workbench.graph.read.memory import roots
@@ -113,3 +114,21 @@ def lane(graph: GraphModule) -> str:
     nodes = [node for node in graph.graph.nodes if node.op == "call_function"]
     first = next(node for node in nodes if is_compute(node) and is_backward(node))
     return "".join("|" * (node is first) + sign(node) for node in nodes)
+
+
+def repairs(answer: Any) -> tuple[float, str]:
+    """Grades a repaired `sink`: alone it gives sink's order, and after `early_updates` lint finds nothing."""
+    if not callable(answer):
+        return 0.0, "give a function such as sink"
+    try:
+        register_pass("repaired_sink", stage="step", numerics="exact")(answer)
+        alone, (both, records) = three_layers("repaired_sink")[0], three_layers("early_updates", "repaired_sink")
+    except Exception as error:  # the reader's code
+        return 0.0, f"{type(error).__name__}: {error}"
+    if lane(alone.joined.graph) != lane(three_layers("sink")[0].joined.graph):
+        return 0.0, "without early updates, its order is not sink's"
+    lint = records[-1].verdict("lint")
+    if lint is None or lint.outcome != Outcome.PASS:
+        return 0.0, f"a read comes too late: {lint.message if lint else 'lint did not run'}"
+    moved = lane(both.joined.graph) != lane(three_layers("early_updates")[0].joined.graph)
+    return (1.0, "right") if moved else (0.0, "after early updates, it moves nothing")

@@ -7,7 +7,6 @@ import re
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +14,6 @@ from torch.fx import Graph, GraphModule, Node
 
 from workbench.authoring.author import author
 from workbench.checks.lint import stale_reads
-from workbench.errors import WorkbenchError
 from workbench.graph.read.nodes import lists_of_update, updates_of
 from workbench.graph.read.program import program
 from workbench.lab.traces.trace_file import TracedStep
@@ -29,12 +27,11 @@ from workbench.world.fake import fake_world
 from workbench_lessons.course.grading import by_cases, by_slips
 from workbench_lessons.course.recorded_figures import json_lines
 from workbench_lessons.l08_replay_with_cudagraphs.launch_bound import Pace
-from workbench_lessons.l14_read_your_own_trace.traces_graded import near
 
-RECORDED = results_dir() / "whole_step_h200x1.jsonl"
-VARIANTS = {"compile": "outside, torch.compile", "llama3_calibrated_cudagraph": "outside",
-            "llama3_whole_step_cudagraph": "in the graph",
-            "llama3_whole_step_fused_cudagraph": "in the graph, fused_clip_adamw"}
+VARIANTS = {"compile_keep_loss": "outside: FSDP2, torch.compile",
+            "llama3_full_inductor_block_bucketing_overlap_cudagraph": "outside, recorded",
+            "llama3_whole_step_fused_cudagraph": "in the graph, recorded"}
+"""Steps with like settings: gathered weights are kept after the forward, and the loss is compiled."""
 LEAD = 50  # microseconds that a tail's picture shows before the end of its first launch
 Row = tuple[str, str, tuple[str, ...]]
 """A line of a small program: its name, its kind (input, view, compute or update), and the names that it takes."""
@@ -85,22 +82,21 @@ def elements_of_1b(layers: int) -> int:
 
 
 def steps_on_gpus() -> Table:
-    """The timed steps of llama3 with clipping and AdamW outside of the graphs and inside: on one GPU, and on two."""
-    if not RECORDED.is_file():
-        raise WorkbenchError(f"{RECORDED}: no such file of recorded results")
-    one = {row["step"]: row for row in json_lines(RECORDED) if "cudagraph" in row["passes"]}
-    rows = [("1b on 1 H200", said, f"{one[step]['step_ms']:.1f}", f"{one[step]['launches']}{more}",
-             f"{one[step]['peak_bytes'] / 2**30:.1f}")
-            for step, said, more in (("pair", "outside", " + the tail's"), ("whole", "in the graph", ""))]
+    """Timed steps of llama3 on two GPUs with like settings, with clipping and AdamW outside the graphs and inside."""
+    rows = []
     for flavor in ("1b", "8b"):
-        found: dict[str, list[dict[str, Any]]] = {}
-        for run in json_lines(RECORDED.with_name(f"llama3_{flavor}_h200x2.jsonl")):
-            if "step_ms" in run and run["changes"]["mesh.tp"] == "1":
-                found.setdefault(run["variant"], []).append(run)
-        rows += [(f"{flavor} on 2 H200", said, ", ".join(f"{run['step_ms']:.1f}" for run in found[name]),
-                  f"{found[name][0]['launches']:,}", f"{max(run['reserved_gib'] for run in found[name]):.1f}")
-                 for name, said in VARIANTS.items() if name in found]
-    return table("steps of llama3, timed", ("model", "clipping and AdamW", "step, ms", "launches", "GiB"), rows)
+        runs: dict[str, list[dict[str, Any]]] = {}
+        for run in json_lines(results_dir() / f"like_{flavor}_h200x2.jsonl"):
+            runs.setdefault(run["variant"], []).append(run)
+        for variant, title in VARIANTS.items():
+            if variant in runs:
+                first, *_ = of_variant = runs[variant]
+                steps = ", ".join(f"{run['step_ms']:.1f}" for run in of_variant)
+                peak = max(run.get("first_peak_gib", run["peak_gib"]) for run in of_variant)
+                reserved = max(run["reserved_gib"] for run in of_variant)
+                rows.append((flavor, title, steps, f"{first['launches']:,}", f"{peak:.1f}", f"{reserved:.1f}"))
+    return table("steps of llama3 on two H200, timed", (
+        "model", "clipping and AdamW", "step, ms", "launches", "peak, GiB", "reserved, GiB"), rows)
 
 
 @dataclass(frozen=True)
@@ -150,33 +146,12 @@ def tail_pace(step: TracedStep) -> Pace:
                 "tail", before.end - begin)
 
 
-def even_size(size: int, tail: Tail) -> float:
-    """The elements on which the GPU works as long as the CPU launches the tail; `size`: those of `tail`."""
-    return size * tail.cpu_ms / tail.gpu_ms
-
-
-def counts_inputs(answer: Any, *, of: StepGraph) -> tuple[float, str]:
-    """Grades a number of inputs of a joined graph."""
-    truth, trained = len(of.graph.graph.find_nodes(op="placeholder")), len(of.trained)
-    return by_slips(answer, truth, {
-        "too low: one state for each parameter": truth - trained,
-        "too high: a step count for each parameter": truth + trained - 1})
-
-
 def saves_bytes(answer: Any, *, without: StepGraph, fused: StepGraph) -> tuple[float, str]:
     """Grades a number of bytes by the traffic of two joined graphs."""
     moved = [sum(map(sum, traffic(joined).values())) for joined in (without, fused)]
     saved = moved[0] - moved[1]
     return by_slips(answer, saved, {
         "too low: elements, not bytes": saved / 4, "too high: a write of each gradient is left": 2 * saved})
-
-
-def tips_at(answer: Any, *, size: int, tail: Tail) -> tuple[float, str]:
-    """Grades a number of elements by `even_size`."""
-    truth = even_size(size, tail)
-    return by_slips(answer, truth, {
-        "a share of the traced model, not a number of elements": truth / size,
-        "too high: the ratio of the two times is the other way round": size * size / truth}, partial(near, within=0.02))
 
 
 def late_reads(rows: Sequence[Row]) -> dict[str, str]:
