@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from on_ranks import FSDP_TP, small
+from on_ranks import FSDP4, small
 
 from workbench.authoring.author import author
 from workbench.graph.capture import capture
@@ -11,8 +11,8 @@ from workbench.pipeline.run_passes import run_joint, run_partitioned
 
 @pytest.fixture(scope="module")
 def authored(fake4):
-    """llama3 of one layer on dp_shard 2 x tp 2, without values."""
-    return author(small(FSDP_TP), fake4)
+    """llama3 of one layer on dp_shard 4, without values."""
+    return author(small(FSDP4), fake4)
 
 
 @pytest.fixture(scope="session")
