@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 from torch.fx import GraphModule
 
+from workbench.checks.collectives import hidden_launches
 from workbench.checks.operands import digests, gradient_digests, operand_name
 from workbench.checks.record import PassRecord
 from workbench.checks.verdicts import Outcome, Verdict
@@ -121,17 +122,21 @@ def exchange(graphs: Sequence[GraphModule], broken: UnusableGraph | None = None)
     if kind is None or kind == "fake" or dist.get_world_size() == 1:
         alone = {None: "one process", "fake": "a fake world"}.get(kind, "one rank")
         return Verdict("collectives", Outcome.UNKNOWN, f"{alone} has no other rank to compare the order with")
-    answers = all_gather_object(broken or (schedule(graphs), gradient_digests(graphs)))
+    answers = all_gather_object(
+        broken or (schedule(graphs), gradient_digests(graphs), hidden_launches(graphs))
+    )
     errors = {r: answer for r, answer in enumerate(answers) if isinstance(answer, UnusableGraph)}
     if error := next(iter(errors.values()), None):
         error.ranks = tuple(errors)
         raise error
-    lists, gradients = zip(*answers, strict=True)
+    lists, gradients, hidden = zip(*answers, strict=True)
     odd = difference(lists) or other_gradient(gradients)
     if odd is not None:
         launches = {tuple(entry.launch for entry in entries) for entries in lists}
         evidence = {"rank": odd[0], "index": odd[1], "runs": len(launches) == 1}
         return Verdict("collectives", Outcome.FAIL, odd[2], evidence)
+    if any(hidden):
+        return Verdict("collectives", Outcome.UNKNOWN, next(filter(None, hidden)))
     text = f"{len(lists[0])} collectives in the same order on {len(lists)} ranks"
     return Verdict("collectives", Outcome.PASS, text, {"collectives": len(lists[0])})
 

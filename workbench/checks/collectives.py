@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from types import FunctionType
 from typing import Any
 
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
+from workbench.checks.operands import digests
 from workbench.checks.snapshot import snapshot
 from workbench.checks.verdicts import Outcome, Verdict
 from workbench.graph.facts import reading
 from workbench.graph.read.collectives import Collective
 from workbench.passes.registry import Graphs, RegisteredPass
 from workbench.recipe.wording import counted, differing
-from workbench.torch_api.ops import group_ranks
+from workbench.torch_api.ops import COMPILED_REGION, group_ranks, short_name
 
 Moved = Counter[tuple[str, str, str]]
 
@@ -79,9 +82,16 @@ def _nodes(collectives: Iterable[Collective], key: tuple[str, str, str]) -> list
 
 def of_pass(item: RegisteredPass, before: Graphs, after: Graphs, options: Any) -> Verdict:
     """Whether the graphs that a pass made move what it received, or what it promised, in as many launches."""
+    if hidden := hidden_launches(after):
+        return Verdict("collectives", Outcome.UNKNOWN, hidden)
     was, now = collectives_of(before), collectives_of(after)
     if item.promised is None:
-        return conserved(was, now, fewer=item.contract.fewer_bytes)
+        again = repeated(before, after) if item.contract.repeats else []
+        kept = conserved(was, [c for c in now if c not in again], fewer=item.contract.fewer_bytes)
+        if again:
+            size = moved_bytes(again)[0].total()
+            return replace(kept, message=f"{kept.message}, and {size:,} bytes repeated in {len(again)}")
+        return kept
     promised = item.promised(before, options)
     kept = conserved(promised, now, same_launches=True)
     bytes_before, bytes_after = (moved_bytes(side)[0].total() for side in (was, now))
@@ -89,6 +99,39 @@ def of_pass(item: RegisteredPass, before: Graphs, after: Graphs, options: Any) -
     if kept.outcome is Outcome.FAIL:
         text = f"against what the pass promised: {kept.message}"
     return Verdict("collectives", kept.outcome, text, kept.evidence)
+
+
+def hidden_launches(graphs: Iterable[GraphModule]) -> str:
+    """Why the collectives of these graphs cannot all be read, as where Inductor compiled a graph; "" where they can."""
+    calls = (node for graph in graphs for node in graph.graph.nodes if _calls_function(node))
+    names = ", ".join(dict.fromkeys(map(short_name, calls)))
+    return f"{names} calls other functions than operators, and what it sends cannot be read" if names else ""
+
+
+def _calls_function(node: Node) -> bool:
+    """Whether a node calls a Python function, as what Inductor compiled is, whose operators no graph shows."""
+    function = isinstance(node.target, FunctionType) and node.target.__module__ != "torch"
+    return function and COMPILED_REGION not in node.meta
+
+
+def repeated(before: Graphs, after: Graphs) -> list[Collective]:
+    """The collectives of `after` that send once more, over the same ranks, what one of `before` sends."""
+    left = Counter(_sent(before))
+    known, again = set(left), []
+    for collective, sent in zip(collectives_of(after), _sent(after), strict=True):
+        left[sent] -= 1
+        if sent in known and left[sent] < 0:
+            again.append(collective)
+    return again
+
+
+def _sent(graphs: Graphs) -> Iterator[tuple[Any, ...]]:
+    """What each collective sends over which ranks, in order."""
+    digest_of = digests(graphs)
+    for graph in graphs:
+        nodes = {node.name: node for node in graph.graph.nodes}
+        for collective in reading(snapshot, graph).collectives:
+            yield *_key(collective), digest_of[nodes[collective.node]]
 
 
 def collectives_of(graphs: Iterable[GraphModule]) -> list[Collective]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import chain, starmap
 from typing import Any
 
 from torch.fx import GraphModule
@@ -11,7 +13,8 @@ from workbench.checks.verdicts import Outcome, Verdict
 from workbench.errors import WorkbenchError, place_of
 from workbench.graph.facts import facts_of
 from workbench.passes.effect import Effect
-from workbench.passes.registry import RegisteredPass
+from workbench.passes.registry import RegisteredPass, graph_changed
+from workbench.recipe.wording import counted
 
 
 def verdict(effect: Effect) -> Verdict:
@@ -24,9 +27,14 @@ def verdict(effect: Effect) -> Verdict:
 def of_graphs(
     item: RegisteredPass, before: tuple[Any, ...], after: tuple[Any, ...], options: Any
 ) -> Effect:
-    """The effect by the pass's own predicate; where nothing changed, that of a user's pass is rejected."""
+    """The effect by the pass's own predicate; where nothing changed, that of a user's pass is rejected.
+
+    What a pass without a predicate did to metadata alone is unknown.
+    """
     try:
         effect = item.effect(before, after, options)
+        if not effect.happened and item.effect is graph_changed and (tags := _tags(before, after)):
+            return Effect(None, tags, effect.evidence)
         if effect.happened and item.contract.source == "user" and all(map(_untouched, before, after)):
             return Effect(False, "its predicate claims an effect, and no node, argument or metadata changed: let the "
                           "predicate compare the two graphs", effect.evidence)
@@ -44,9 +52,25 @@ def _untouched(before: Any, after: Any) -> bool:
     """Whether program, metadata and facts are the same; False for callables, which cannot be compared."""
     if not isinstance(before, GraphModule) or not isinstance(after, GraphModule) or not same_program(before, after):
         return False
-    pairs: list[tuple[Any, Any]] = [(facts_of(before), facts_of(after))]
-    pairs += [(a.meta, b.meta) for a, b in zip(before.graph.nodes, after.graph.nodes, strict=True)]
-    return all(_equal(a, b) for a, b in pairs)
+    return _equal(facts_of(before), facts_of(after)) and not any(_changed_keys(before, after))
+
+
+def _changed_keys(before: GraphModule, after: GraphModule) -> Iterator[set[str]]:
+    """For each node, the keys under which its metadata is another."""
+    for old, new in zip(before.graph.nodes, after.graph.nodes, strict=True):
+        keys = old.meta.keys() | new.meta.keys()
+        yield {key for key in keys if not _equal(old.meta.get(key), new.meta.get(key))}
+
+
+def _tags(before: tuple[Any, ...], after: tuple[Any, ...]) -> str:
+    """What became of the metadata of graphs whose nodes are as they were; "" where nothing did."""
+    if not all(isinstance(graph, GraphModule) for graph in (*before, *after)):
+        return ""
+    pairs = zip(before, after, strict=True)
+    changed = list(filter(None, chain.from_iterable(starmap(_changed_keys, pairs))))
+    keys = ", ".join(sorted(set().union(*changed)))
+    of_nodes = f"the metadata {keys} of {counted(len(changed), 'node')} is"
+    return f"no node is another, and {of_nodes}: a later pass may read it" if changed else ""
 
 
 def _equal(a: Any, b: Any) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
@@ -16,10 +16,12 @@ from workbench.recipe.wording import differing, first_line
 from workbench.torch_api import aot
 from workbench.torch_api.ops import (
     aliased_inputs,
+    argument,
     calls_of,
     group_ranks,
     host_copy,
     is_async_launch,
+    op_name,
     waits,
     writes,
     written_inputs,
@@ -168,25 +170,48 @@ def _overlap(one: torch.fx.Node, other: torch.fx.Node) -> bool:
     return a < d and c < b
 
 
+Late = Iterator[tuple[torch.fx.Node, torch.fx.Node, torch.fx.Node]]
+
+
+def _late_reads(
+    gm: torch.fx.GraphModule, ends: Callable[[torch.fx.Node], list[torch.fx.Node]]
+) -> Late:
+    """(owner of memory, node that reads it, earlier node that ended its values), by the nodes whose values each node
+    `ends`. A view reads nothing.
+    """
+    owner = item_roots(gm, roots(gm))
+    ended: dict[torch.fx.Node, torch.fx.Node] = {}
+    for node in gm.graph.nodes:
+        for root in (owner[read] for read in node.all_input_nodes):
+            if root in ended and not _views(node):
+                yield root, node, ended[root]
+        for value in ends(node):
+            ended.setdefault(owner[value], node)
+
+
 def stale_reads(gm: torch.fx.GraphModule) -> list[str]:
     """Reads of a parameter or a state behind the update that writes it, in the graph of a whole step."""
-    owner = roots(gm)
-    written: dict[torch.fx.Node, torch.fx.Node] = {}
     problems: dict[torch.fx.Node, str] = {}
-    for node in gm.graph.nodes:
-        if node.op != "call_function" or _views(node):
-            continue
-        for read in node.all_input_nodes:
-            root = owner[read]
-            # the update reads the count that it has just advanced
-            if root in written and root.name != "step":
-                name = aot.parameter_of(root) or root.name
-                problems.setdefault(
-                    root, f"{name} is read by {node.name} after {written[root].name} has updated it"
-                )
-        for root in (owner[n] for n in written_inputs(node)):
-            if root.op == "placeholder":
-                written.setdefault(root, node)
+    for root, reader, update in _late_reads(gm, written_inputs):
+        # the update reads the count that it has just advanced
+        if root.op == "placeholder" and root.name != "step" and reader.op == "call_function":
+            name = aot.parameter_of(root) or root.name
+            text = f"{name} is read by {reader.name} after {update.name} has updated it"
+            problems.setdefault(root, text)
+    return list(problems.values())
+
+
+def _frees(node: torch.fx.Node) -> list[torch.fx.Node]:
+    """The input whose storage this node frees, as the wait of torch's offloading does."""
+    source = argument(node, "keepalive") if op_name(node.target) == "ao.wait_tensor" else None
+    return [source] if isinstance(source, torch.fx.Node) else []
+
+
+def _freed_reads(gm: torch.fx.GraphModule) -> list[str]:
+    """Reads of a value behind the wait of torch's offloading that frees it."""
+    problems: dict[torch.fx.Node, str] = {}
+    for root, reader, wait in _late_reads(gm, _frees):
+        problems.setdefault(root, f"{root.name} is read by {reader.name} after {wait.name} has freed it")
     return list(problems.values())
 
 
@@ -214,6 +239,10 @@ def problems_of(before: torch.fx.GraphModule, after: object) -> tuple[list[str],
     old, new = reading(snapshot, before), reading(snapshot, after)
     unusable, problems = _boundary(old, new)
     unusable += _without_values(after) + _unknown_groups(after, old, new)
+    unusable += _freed_reads(after)
+    taken, takes = aot.called_with(before), aot.called_with(after)
+    if taken != takes:
+        unusable.append(f"it is called with {takes}, and was with {taken}: put gm.graph._codegen back, and recompile")
     problems += unwaited(after) + wrong_results(before, after) + scaled_operands(after)
     if facts_of(after).part == "step":
         problems += stale_reads(after)

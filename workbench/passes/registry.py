@@ -79,6 +79,7 @@ def register_pass(
     after: Collection[str] = (),
     needs: Collection[str] = (),
     fewer_bytes: bool = False,
+    repeats: bool = False,
     effect: EffectPredicate = graph_changed,
     partition_effect: Callable[[Graphs, Any], Effect] | None = None,
     order_costs: Callable[[Any, GraphModule], Any] | None = None,
@@ -97,7 +98,7 @@ def register_pass(
     if stage is not None:
         contract = PassContract(
             name, Stage(stage), Numerics(numerics or Numerics.EXACT), changes or "states no change", options, tolerance,
-            frozenset(requires), frozenset(conflicts), frozenset(after), frozenset(needs), fewer_bytes, source,
+            frozenset(requires), frozenset(conflicts), frozenset(after), frozenset(needs), fewer_bytes, repeats, source,
         )
         if source == "user":
             load_plugins()  # first, or they would replace it later

@@ -16,6 +16,7 @@ from workbench.errors import UnusableGraph, WorkbenchError, no_exit, place_of
 from workbench.graph.callables import Body, bodies_of, graph_of
 from workbench.graph.facts import Known, StepFacts, facts_of, set_facts
 from workbench.graph.partition import ForwardBackward, Partitioned
+from workbench.graph.read.collectives import keep_axes
 from workbench.graph.read.memory import saved_tensors
 from workbench.graph.read.nodes import module_path
 from workbench.passes.registry import RegisteredPass, find_pass
@@ -23,6 +24,7 @@ from workbench.recipe.contracts import Stage
 from workbench.recipe.hooks import hook_of
 from workbench.recipe.sections import PassSpec, listed
 from workbench.torch_api import aot
+from workbench.torch_api.devices.host_copies import run_on_cpu
 from workbench.torch_api.garbage import uncollected
 from workbench.torch_api.inductor import lowering
 from workbench.torch_api.ops import is_symbolic
@@ -130,6 +132,7 @@ def apply_pass(
     if not callables:
         set_facts(result, facts)
         aot.set_convention(result, convention)
+        run_on_cpu()
     return result
 
 
@@ -156,7 +159,10 @@ def _run_pass(
         input_graph = graph if isinstance(graph, Body) else copy_graph(graph, step)
         copied = time.perf_counter()
         with context as example_inputs:
-            after.append(apply_pass(item, input_graph, list(example_inputs), options))
+            result = apply_pass(item, input_graph, list(example_inputs), options)
+        if isinstance(result, GraphModule) and isinstance(graph, GraphModule):
+            keep_axes(graph, result)
+        after.append(result)
         copying, seconds = copying + copied - started, seconds + time.perf_counter() - copied
     record = PassRecord(item, options, before, tuple(after), seconds, copying, known)
     known.records.append(record)

@@ -58,7 +58,8 @@ class PassContract:
     the machine must have: "fsdp", "cuda", "compiler", "static_shapes", "pair" (forward and backward apart),
     "partitioner" (torch's, which decides what has no tag).
     `tolerance` is the norm-relative bound of a LOSSY pass on the loss and each gradient. `fewer_bytes`: the pass may
-    take bytes out of the step's collectives, as one does that gathers a weight once and not twice. `source`: where the
+    take bytes out of the step's collectives, as one does that gathers a weight once and not twice. `repeats`: it may
+    launch collectives of the graph again on the same values, as recomputation does. `source`: where the
     idea is from; "user" for a user's own. `code`: the module that registers a declared pass when it is imported.
     """
 
@@ -73,6 +74,7 @@ class PassContract:
     after: frozenset[str] = frozenset()
     needs: frozenset[str] = frozenset()
     fewer_bytes: bool = False
+    repeats: bool = False
     source: str = field(default="", compare=False)
     code: str = field(default="", compare=False)
 

@@ -65,6 +65,7 @@ def _contract(contract: PassContract) -> list[str]:
         "stage": str(contract.stage), "numerics": f"{contract.numerics}{tolerance}", "changes": contract.changes,
         **{rule: ", ".join(sorted(getattr(contract, rule))) for rule in ("requires", "conflicts", "after", "needs")},
         "bytes": "its collectives may move fewer" if contract.fewer_bytes else "",
+        "repeats": "collectives of the graph" if contract.repeats else "",
         "options": ", ".join(f"{n}={_default(f)}" for n, f in contract.options.model_fields.items()),
         "source": contract.source,
     }

@@ -28,7 +28,7 @@ from torch._guards import TracingContext, tracing
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensorConverter
 from torch.fx._lazy_graph_module import _LazyGraphModule
-from torch.fx.graph import _BoxedCodeGen
+from torch.fx.graph import _BoxedCodeGen, _PyTreeCodeGen
 
 from workbench.torch_api.distributed.fake import cached
 from workbench.torch_api.flex import cpu_backward
@@ -336,6 +336,14 @@ def put(
 def convention_of(graph: Graph) -> Any:
     """How a graph is called, for `set_convention`: with two lists, or with an argument for each input."""
     return graph.graph._codegen
+
+
+def called_with(graph: Graph) -> str:
+    """The inputs of a call of the graph, in words."""
+    codegen = graph.graph._codegen
+    if isinstance(codegen, _PyTreeCodeGen):
+        return f"a tree of {len(codegen.pytree_info.orig_args)} inputs"
+    return "one list" if isinstance(codegen, _BoxedCodeGen) else "an argument for each input"
 
 
 def set_convention(graph: Graph, convention: Any) -> None:

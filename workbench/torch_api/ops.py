@@ -86,10 +86,14 @@ def is_wait(target: Any) -> bool:
     return op_name(target) in tuple(f"{n}.wait_tensor" for n in COLLECTIVE_NAMESPACES)
 
 
+_OFFLOADING = {"ao.offload": "workbench.to_host", "ao.reload": "workbench.to_device"}
+
+
 @functools.cache
 def host_copy(target: Any) -> str | None:
-    """"to_host" or "to_device" if the operator starts such a copy: see `host_copies`; else None."""
-    namespace, _, name = op_name(target).partition(".")
+    """"to_host" or "to_device" if the operator starts such a copy, ours or torch's: see `host_copies`; else None."""
+    name = op_name(target)
+    namespace, _, name = _OFFLOADING.get(name, name).partition(".")
     return name if namespace == "workbench" and name in HOST_COPIES else None
 
 
@@ -101,7 +105,7 @@ def is_async_launch(target: Any) -> bool:
 
 def waits(target: Any) -> bool:
     """Whether the operator waits for a collective, or for a copy to or from the host."""
-    return is_wait(target) or op_name(target) == "workbench.wait_copy"
+    return is_wait(target) or op_name(target) in ("workbench.wait_copy", "ao.wait_tensor")
 
 
 @functools.cache

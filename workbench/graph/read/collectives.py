@@ -88,6 +88,18 @@ class Groups:
         return self._sizes.get(name) or len(self._ranks(name) or ())
 
 
+def keep_axes(before: torch.fx.GraphModule, after: torch.fx.GraphModule) -> None:
+    """Note in the facts of `after` the axis of each group that a pass put in the place of another of the same ranks."""
+    facts, groups = facts_of(after), Groups(facts_of(before))
+    old = {node.name: group_name_of(node) for node in _starts(before)}
+    for node in _starts(after):
+        group, was = group_name_of(node), old.get(node.name, "")
+        ranks, axis = group_ranks(group), groups.axis(was)
+        if axis and ranks and ranks == group_ranks(was) and group not in facts.groups.values():
+            facts.groups[f"{axis}.{group}"] = group
+            facts.group_sizes[group] = len(ranks)
+
+
 def axis_names(gm: torch.fx.GraphModule) -> dict[str, str]:
     """Axis by process group. A second group of an axis has a name of its own, such as `dp_shard.gather`."""
     return {name: axis for axis, name in facts_of(gm).groups.items()}
@@ -147,8 +159,11 @@ def collective_of(node: torch.fx.Node, groups: Groups) -> Collective:
 def list_collectives(gm: torch.fx.GraphModule) -> list[Collective]:
     """Every functional collective of the graph in node order, including bucketed and coalesced launches."""
     groups = Groups(facts_of(gm))
-    starts = calls_of(gm.graph, lambda target: collective_kind(target) is not None)
-    return [collective_of(node, groups) for node in starts]
+    return [collective_of(node, groups) for node in _starts(gm)]
+
+
+def _starts(gm: torch.fx.GraphModule) -> list[torch.fx.Node]:
+    return calls_of(gm.graph, lambda target: collective_kind(target) is not None)
 
 
 def list_launches(gm: torch.fx.GraphModule) -> list[Collective]:

@@ -123,7 +123,7 @@ def is_backward(node: torch.fx.Node) -> bool:
 
 _TAGGED = frozenset({"aten", "prims", "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "symm_mem", "c10d",
                      "bucketing", "flex_lib", "fsdp", "inductor", "higher_order", "quantized", "rngprims", "streams",
-                     "workbench", None})
+                     "ao", "workbench", None})
 """Namespaces whose operators have torch's tag where they draw random numbers; None is that of plain functions."""
 
 

@@ -7,13 +7,16 @@ Inductor calls the operators as they stand. Pinned buffers are used again from s
 belong to it alone (`recorded`). Where there is no GPU, copies are plain ones and a wait does nothing.
 
 torch._functorch._activation_offloading has such operators, too, in torch 2.13. Its wait frees the source by resizing
-its storage to 0, which a buffer that Inductor uses again, or a CUDA graph owns, does not survive.
+its storage to 0, which a buffer that Inductor uses again, or a CUDA graph owns, does not survive. `run_on_cpu` lets
+graphs of other people's passes that have them be compared on a CPU.
 
 Source: torch/csrc/Module.cpp (`current_stream`), torch/library.py.
 """
 
 from __future__ import annotations
 
+import functools
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -112,6 +115,36 @@ def _wait(copy: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
         if not source.is_cuda and not _recordings:
             _free.setdefault(_layout(source), []).append(source)
     return copy
+
+
+_OFFLOADING = "torch._functorch._activation_offloading.offload_ops"
+
+
+def run_on_cpu() -> None:
+    """Let torch's own operators of offloading run on a CPU, which they do not, where this process has imported them."""
+    if (theirs := sys.modules.get(_OFFLOADING)) is not None:
+        _register_on_cpu(theirs)
+
+
+@functools.cache
+def _register_on_cpu(theirs: Any) -> None:
+    @theirs.offload.register_kernel("cpu")
+    def _offload(tensor: torch.Tensor) -> torch.Tensor:
+        return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)
+
+    @theirs.reload.register_kernel("cpu")
+    def _reload(tensor: torch.Tensor, device: torch.device, size: Any = None, stride: Any = None) -> torch.Tensor:
+        if torch.device(device).type != "cpu":
+            return theirs.reload._init_fn(tensor, device, size, stride)
+        return torch.empty_strided(size or tensor.shape, stride or tensor.stride(), dtype=tensor.dtype).copy_(tensor)
+
+    @torch.library.impl("ao::wait_tensor", "cpu")
+    def _wait_tensor(tensor: torch.Tensor, keepalive: Any = None, last_use_of_storage: Any = None) -> torch.Tensor:
+        if tensor.data_ptr() in theirs._wait_registry:
+            return theirs._ao_wait_tensor(tensor, keepalive, last_use_of_storage)
+        if keepalive is not None:
+            keepalive.untyped_storage().resize_(0)
+        return tensor
 
 
 for _name, _function in (("to_host", _to_host), ("to_device", _to_device), ("wait_copy", _wait)):

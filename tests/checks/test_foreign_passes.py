@@ -1,0 +1,224 @@
+"""What passes of another compiler's list showed of our checks, on graphs of our own."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+
+import cloudpickle
+import pytest
+import torch
+import torch.distributed as dist
+from graphs_by_hand import named, trace, two_layer_graph
+from on_ranks import insert, user_pass
+
+from workbench.checks.agreement import exchange, schedule
+from workbench.checks.lint import lint
+from workbench.checks.numerics import copies
+from workbench.checks.record import PassRecord
+from workbench.checks.verdicts import Outcome
+from workbench.graph.facts import GraphFacts, facts_of, set_facts
+from workbench.graph.read.collectives import keep_axes, list_collectives
+from workbench.graph.read.peak import live_bytes
+from workbench.passes.registry import find_pass
+from workbench.pipeline.run_passes import apply_pass, copy_graph
+from workbench.recipe.contracts import Options
+from workbench.torch_api.aot import clone
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+def record_of(gm, function, **contract):
+    """The record of a pass of this function on a graph; `gm` stays as it is."""
+    with user_pass("theirs", function, **contract) as name:
+        item = find_pass(name)
+        after = apply_pass(item, copy_graph(gm), [], Options())
+    keep_axes(gm, after)
+    return PassRecord(item, Options(), (gm,), (after,), 0.0, 0.0)
+
+
+def tags(gm):
+    for node in named(gm, "aten.mm"):
+        node.meta["recompute"] = "always"
+        node.meta.setdefault("custom", {})["module_fqn"] = "layers.0"
+    return gm
+
+
+def test_a_pass_that_only_tags_is_unknown_and_says_what_it_tagged(fake4):
+    gm = two_layer_graph()
+    told = record_of(gm, tags).verdict("effect")
+    assert told.outcome is Outcome.UNKNOWN
+    assert told.message.startswith("no node is another, and the metadata custom, recompute of 2 nodes is")
+    assert record_of(gm, lambda gm: gm).verdict("effect").outcome is Outcome.NO_EFFECT
+
+
+def repeat(gm, of=None):
+    """Gather a weight once more for the last product: the second one, or what a node made of it."""
+    wait, mm = named(gm, "wait_tensor")[1], named(gm, "aten.mm")[1]
+    start = wait.all_input_nodes[0]
+    shard = start.all_input_nodes[0]
+    if of is not None:
+        shard = insert(gm, shard, of, shard)
+    again = insert(gm, wait, start.target, shard, *start.args[1:])
+    mm.replace_input_with(wait, insert(gm, again, wait.target, again))
+    return gm
+
+
+def test_a_gather_repeated_by_design_is_no_fail_and_another_gather_is_one(fake4):
+    gm = two_layer_graph()
+    assert record_of(gm, repeat).verdict("collectives").outcome is Outcome.FAIL
+    told = record_of(gm, repeat, repeats=True).verdict("collectives")
+    assert told.outcome is Outcome.PASS
+    assert told.message == "512 bytes conserved in 2 launches (before: 2), and 256 bytes repeated in 1"
+
+    def other(gm):
+        return repeat(gm, torch.ops.aten.neg.default)
+
+    told = record_of(gm, other, repeats=True).verdict("collectives")
+    assert told.outcome is Outcome.FAIL and "512 bytes before, 768 after" in told.message
+
+    def loses_one(gm):
+        wait = named(repeat(gm), "wait_tensor")[0]
+        wait.replace_all_uses_with(named(gm, "wait_tensor")[1])
+        start = wait.all_input_nodes[0]
+        gm.graph.erase_node(wait)
+        gm.graph.erase_node(start)
+        return gm
+
+    assert record_of(gm, loses_one, repeats=True).verdict("collectives").outcome is Outcome.FAIL
+
+
+def test_a_second_group_over_the_ranks_of_two_axes_keeps_the_axis_of_the_first(fake4):
+    first, second, twin = (dist.new_group([0, 1, 2, 3]).group_name for _ in range(3))
+    gm = two_layer_graph()
+    set_facts(gm, GraphFacts("joint", {"tp": first, "ep_shard": second}, {first: 4, second: 4}))
+    starts = named(gm, "all_gather")
+    starts[0].args = (*starts[0].args[:2], first)
+    starts[1].args = (*starts[1].args[:2], second)
+
+    def moves(gm):
+        start = named(gm, "all_gather")[1]
+        start.args = (*start.args[:2], twin)
+        return gm
+
+    record = record_of(gm, moves)
+    assert record.verdict("collectives").outcome is Outcome.PASS
+    assert [c.axis for c in list_collectives(record.after[0])] == ["tp", "ep_shard"]
+    assert [entry.over for entry in schedule(record.after)] == ["tp", "ep_shard#1"]
+    again = record_of(record.after[0], lambda gm: gm)  # the next pass knows it by the facts
+    assert facts_of(again.after[0]).groups == {"tp": first, "ep_shard": second, f"ep_shard.{twin}": twin}
+
+
+def test_a_lost_calling_convention_is_told(fake4):
+    def step(primals, tangents):
+        return [primals[0] * tangents[0]]
+
+    before = torch.fx.experimental.proxy_tensor.make_fx(step, tracing_mode="fake")([torch.ones(2)], [torch.ones(2)])
+    after = clone(before)
+    after.graph.set_codegen(torch.fx.graph.CodeGen())
+    after.recompile()
+    told = lint((before,), (after,))
+    assert told.outcome is Outcome.FAIL and told.evidence["unusable"]
+    assert told.message == ("it is called with an argument for each input, and was with a tree of 2 inputs: put "
+                            "gm.graph._codegen back, and recompile")
+    assert lint((after,), (before,)).outcome is Outcome.FAIL
+    assert lint((before,), (clone(before),)).outcome is Outcome.PASS
+
+
+def compiled_whole(gm):
+    """As Inductor leaves a graph: a call of a function in the place of all operators."""
+    inputs, output = gm.graph.find_nodes(op="placeholder"), gm.graph.output_node()
+    runner = clone(gm)
+
+    def compiled(*args):
+        return runner(*args)
+
+    with gm.graph.inserting_before(output):
+        call = gm.graph.call_function(compiled, tuple(inputs))
+        items = []
+        for i, value in enumerate(output.args[0]):
+            item = gm.graph.call_function(sys.modules["operator"].getitem, (call, i))
+            item.meta["val"] = value.meta["val"]
+            items.append(item)
+    output.args = (items,)
+    gm.graph.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output"))
+    return gm
+
+
+def test_what_a_compiled_graph_sends_cannot_be_read(fake4):
+    told = record_of(two_layer_graph(), compiled_whole).verdict("collectives")
+    assert told.outcome is Outcome.UNKNOWN
+    assert told.message == "compiled calls other functions than operators, and what it sends cannot be read"
+
+
+@pytest.mark.ranks
+def test_ranks_do_not_agree_on_a_graph_that_was_compiled_away(pool2):
+    assert {outcome for told in pool2.run(agreements) for outcome in told} == {"PASS", "UNKNOWN"}
+
+
+def agreements():
+    gm = two_layer_graph()
+    return [str(exchange((graph,)).outcome) for graph in (gm, compiled_whole(clone(gm)))]
+
+
+def offloaded(shard, x, *, early=False):
+    """A value that goes to the host after its product, and comes back for another; `early`: it is read in between."""
+    from torch._functorch._activation_offloading import offload_ops  # noqa: F401  # which registers the operators
+
+    ao = torch.ops.ao
+    hidden = x @ shard
+    host = ao.offload(hidden)
+    used = torch.relu(hidden)
+    total = used.sum()
+    host = ao.wait_tensor(host, hidden, used)
+    between = hidden.t().sin() if early else torch.cat([x @ used.t(), x @ shard.t()], 1)
+    back = ao.reload(host, hidden.device, list(hidden.shape), list(hidden.stride()))
+    back = ao.wait_tensor(back, host)
+    return [total, between, back.cos()]
+
+
+OFFLOADS = pytest.mark.skipif(
+    not __import__("importlib").util.find_spec("torch._functorch._activation_offloading.offload_ops"),
+    reason="torch's operators of offloading came with 2.13")
+
+
+@OFFLOADS
+def test_a_read_behind_the_wait_that_frees_is_told(fake4):
+    inputs = torch.ones(8, 8), torch.ones(8, 8)
+    good, bad = (trace(partial(offloaded, early=early), *inputs) for early in (False, True))
+    assert lint((good,), (clone(good),)).outcome is Outcome.PASS
+    told = lint((bad,), (clone(bad),))
+    assert told.outcome is Outcome.FAIL and told.evidence["unusable"]
+    assert told.message == "mm is read by sin after wait_tensor has freed it"
+
+
+@OFFLOADS
+def test_what_is_on_the_host_takes_no_memory_of_the_device(fake4):
+    def kept(shard, x):
+        hidden = x @ shard
+        used = torch.relu(hidden)
+        total = used.sum()
+        return [total, torch.cat([x @ used.t(), x @ shard.t()], 1), hidden.cos()]
+
+    inputs = torch.ones(64, 64), torch.ones(64, 64)
+    block = 64 * 64 * 4
+    # the inputs; at the concatenation its two pieces and their sum, and hidden only where it was kept
+    assert live_bytes(trace(kept, *inputs)).peak_bytes == 2 * block + 4 * block + block + 4
+    assert live_bytes(trace(partial(offloaded), *inputs)).peak_bytes == 2 * block + 4 * block + 4
+
+
+@OFFLOADS
+def test_offloading_runs_on_a_cpu_and_frees_there_too():
+    from workbench.torch_api.devices.host_copies import run_on_cpu
+
+    def graph(early):
+        return torch.fx.experimental.proxy_tensor.make_fx(
+            partial(offloaded, early=early), tracing_mode="fake")(*inputs)
+
+    inputs = [torch.randn(8, 8), torch.randn(8, 8)]
+    run_on_cpu()
+    hidden = inputs[1] @ inputs[0]
+    total, _, back = graph(False)(*copies(inputs))
+    assert torch.equal(back, hidden.cos()) and torch.equal(total, hidden.relu().sum())
+    with pytest.raises(RuntimeError):
+        graph(True)(*copies(inputs))
