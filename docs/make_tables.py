@@ -507,6 +507,16 @@ def planted() -> str:
     return table(["checks", "planted faults caught", "share"], rows)
 
 
+def source_mutants() -> str:
+    """Faults planted in the core's own source: how many the unit tests reach and catch, and the others."""
+    result = load("source_mutants")
+    head = [["planted", str(result["planted"])], ["reached by a unit test", str(result["reached"])],
+            ["caught by one", str(result["caught"])]]
+    left = [[f"`{row['fault']}`", str(row["tests"])] for row in result["not caught"]]
+    tables = table(["faults in the core's source", ""], head), table(["not caught", "tests that reach it"], left)
+    return "\n\n".join(tables)
+
+
 def mutants() -> str:
     """Planted faults by their kind, and those that nothing caught."""
     result = load("mutants")
@@ -570,7 +580,8 @@ DRAWN: dict[str, Callable[[], str]] = {
     "exposed_why": exposed_why, "low_contention": low_contention, "simulation": simulation, "peaks": peaks,
     "float8": float8, "float8_experts": float8_experts, "float8_numerics": float8_numerics, "loss_alone": loss_alone,
     "recipes": recipes, "captures": captures, "faults": faults, "start": start, "ranks": ranks, "waits": waits,
-    "planted": planted, "mutants": mutants, "bucketing": bucketing, "simulated_steps": simulated_steps,
+    "planted": planted, "mutants": mutants,
+    "source_mutants": source_mutants, "bucketing": bucketing, "simulated_steps": simulated_steps,
     "causal_mask": causal_mask,
 }
 

@@ -7,7 +7,7 @@ from graphs_by_hand import C10D, group_name, trace
 from on_ranks import calls, insert, key_biased, small, user_pass
 
 from workbench.authoring.author import author, author_module
-from workbench.checks.numerics import allowance, compare, verdict
+from workbench.checks.numerics import allowance, compare, compare_one, verdict
 from workbench.checks.record import PassRecord
 from workbench.checks.verdicts import Outcome
 from workbench.graph.capture import capture
@@ -61,6 +61,7 @@ def test_shape_dtype_count_and_nan_are_checked_under_every_contract():
             assert outcome(x, wrong, contract) is Outcome.FAIL
         assert "2 outputs before, 1 after" in compare_outputs([x, x], [x], contract).message
         assert compare_outputs([x, None], [x, x], contract).outcome is Outcome.FAIL
+    assert compare_one(2, 2, None)[0] == "" and compare_one(2, 3, None)[0] == "was 2 and is 3"
     # a difference from zero is not relative to nothing, and without values there is no verdict
     assert outcome(torch.zeros(3), torch.full((3,), 1e-30), LOSSY) is Outcome.FAIL
     assert outcome(torch.empty(1, device="meta"), torch.ones(1), EXACT) is Outcome.UNKNOWN

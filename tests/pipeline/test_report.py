@@ -11,6 +11,7 @@ from full_disk import files_of_at_most
 from workbench import Numerics, Recipe, Stage, WorkbenchError, load_recipe
 from workbench.checks.verdicts import CHECKS, Outcome, Verdict
 from workbench.graph.read.peak import StepPeak
+from workbench.pipeline.build import refuse_no_effect
 from workbench.pipeline.report import Expectation, PassRow, Peak, Report
 from workbench.pipeline.report_text import NO_GRAPH, unchecked
 from workbench.pipeline.roofline import roofline
@@ -51,6 +52,15 @@ def test_ok_unless_something_failed() -> None:
     assert not report(row(*GOOD), pipeline=[Verdict("numerics", FAIL, "against eager")]).ok
     missed = report(row(*GOOD), expectations=[Expectation("loss_falls", FAIL, "from 3 to 4")])
     assert missed.problems == ["expected loss_falls: from 3 to 4"]
+
+
+def test_a_strict_build_is_refused_for_passes_that_are_idle_on_every_rank_without_leave() -> None:
+    strict = load_recipe("tour").model_copy(update={"strict": True})
+    idle = {"reshard_after_forward": "group size 1"}
+    with pytest.raises(WorkbenchError, match="these passes had no effect: reshard_after_forward: group size 1"):
+        refuse_no_effect(strict, [idle, idle])
+    refuse_no_effect(strict, [idle, {}])  # it had one on rank 1
+    refuse_no_effect(strict.override({"expect.no_effect": list(idle)}), [idle, idle])
 
 
 def test_no_effect_fails_a_strict_recipe_alone() -> None:
