@@ -541,7 +541,8 @@ def lessons() -> str:
     rows = []
     for path in sorted((ROOT / "lessons").glob("l*/lesson.toml")):
         lesson = load_lesson(path)
-        link = f"[{lesson.name[:2]} {lesson.title}](../notebooks/{lesson.name}.ipynb)"
+        number = lesson.name.partition("_")[0]
+        link = f"[{number} {lesson.title}](../notebooks/{lesson.name}.ipynb)"
         rows.append([link, lesson.question, f"{lesson.minutes} min"])
     return table(["lesson", "question", "time"], rows)
 
@@ -551,7 +552,8 @@ def museum() -> str:
     rows = []
     for path in sorted((ROOT / "lessons").glob("l*/lesson.toml")):
         lesson = load_lesson(path)
-        link = f"[{lesson.name[:2]}](../../notebooks/{lesson.name}.ipynb)"
+        number = lesson.name.partition("_")[0]
+        link = f"[{number}](../../notebooks/{lesson.name}.ipynb)"
         rows += [[exhibit.bug, exhibit.seen, exhibit.caught, link] for exhibit in lesson.museum]
     return table(["what went wrong", "where it was seen", "what would have caught it", "lesson"], rows)
 

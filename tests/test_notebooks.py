@@ -88,7 +88,7 @@ def only_the_workbench_torch_its_widgets_and_the_standard_library_are_imported(p
                 names |= {alias.name for alias in node.names}
             elif isinstance(node, ast.ImportFrom):
                 names.add(node.module or "")
-    known = {"workbench", "workbench_lessons", "torch", "ipywidgets", *sys.stdlib_module_names}
+    known = {"workbench", "workbench_lessons", "torch", "ipywidgets", "transformers", *sys.stdlib_module_names}
     others = {n for n in names if n.partition(".")[0] not in known}
     assert others == set()
     assert not [n for n in names if n.startswith("torch._") or "torch_api" in n]

@@ -85,7 +85,8 @@ def test_constraints_pin_what_is_declared_and_conda_declares_no_more() -> None:
 
 def test_every_import_is_declared() -> None:
     modules = {MODULES.get(name_of(r), name_of(r)) for r in PROJECT["dependencies"]}
-    assert imported("workbench", "lessons", "notebooks") - modules - OPTIONAL == set()
+    hf = set(map(name_of, PROJECT["optional-dependencies"]["hf"]))  # of lesson 000, which says so
+    assert imported("workbench", "lessons") - modules - OPTIONAL == imported("notebooks") - modules - hf == set()
     everywhere = modules | {MODULES.get(name_of(r), name_of(r)) for r in DEV}
     ours = [*(ROOT / "tests").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")]
     siblings = {name for p in ours for name in (p.stem, p.parent.name)}

@@ -71,3 +71,22 @@ def test_what_one_rank_does_instead_all_do(pool2):
         [f"{where}: the shape of tokens is [2, 8] now, and was [3, 8] at the capture: the model itself runs"],
         "the compiled step of Tiny: the dtype of tokens: int64 at the capture, and int32 now: capture again with such "
         "inputs, or convert it", unfit)
+
+
+def examples_that_are_the_same() -> list[list[str]]:
+    """What `compile` warns of where both ranks have one example, where each has its own, and where no values run."""
+    torch.manual_seed(0)
+    own, told = TOKENS + torch.distributed.get_rank(), []
+    for example, level in ((TOKENS, "full"), (own, "full"), (TOKENS, "light")):
+        model, _ = Case({"dp": 2}).build()
+        with warnings.catch_warnings(record=True) as log:
+            warnings.simplefilter("always")
+            workbench.compile(adopt(model), example=example, level=level, progress=False)  # type: ignore[arg-type]
+        told.append([str(warning.message) for warning in log if "same example" in str(warning.message)])
+    return told
+
+
+def test_one_example_for_all_ranks_hides_a_missing_reduction(pool2):
+    told = "workbench.compile of Tiny: every rank has the same example, and so the same gradients: "
+    for same, different, light in pool2.run(examples_that_are_the_same):
+        assert [text.startswith(told) for text in same] == [True] and different == light == []

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import traceback
 from collections.abc import Sequence
@@ -28,6 +29,7 @@ from IPython.display import display
 from workbench.errors import WorkbenchError
 from workbench.notebook.draw.picture import Table, table
 from workbench.notebook.draw.rank_values import RankValues
+from workbench.pipeline.progress import PROGRESS
 from workbench.world.cells import compiled, fetch, run_cell
 from workbench.world.diagnosis import RankError, ranks_text
 from workbench.world.pool import RankPool, checked_timeout
@@ -127,7 +129,8 @@ class RanksMagics(Magics):
         pool = self._pool_for(asked)
         some = asked.only or list(range(pool.size))
         pool.timeout, pool.echo = asked.timeout, asked.echo
-        watch = Watch() if asked.echo == "live" and hasattr(self.shell, "kernel") else None
+        watched = asked.echo == "live" and hasattr(self.shell, "kernel") and os.environ.get(PROGRESS) != "0"
+        watch = Watch() if watched else None
         try:
             answers = pool.run_on(some, run_cell, (cell, name, sent), tick=watch)
         finally:

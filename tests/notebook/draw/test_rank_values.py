@@ -73,3 +73,22 @@ def test_only_the_entries_that_differ_are_shown():
     assert RankValues([0, 1], [linear, linear]).agree
     assert shown(linear, other).startswith(".weight differs") and "1 of 3 entries agree" in shown(linear, other)
     assert not RankValues([0, 1], [torch.nn.Dropout(0.1), torch.nn.Dropout(0.2)]).agree
+
+
+def test_what_shows_itself_the_same_on_all_ranks_is_shown_once_as_it_shows_itself():
+    @dataclass
+    class Report:
+        seconds: float
+        verdict: str = "PASS"
+
+        def _repr_html_(self):
+            return f"<b>{self.verdict}</b>"
+
+        def __repr__(self):
+            return self.verdict
+
+    alike = RankValues([0, 1], [Report(1.0), Report(2.0)])
+    assert (alike._repr_html_(), repr(alike)) == ("<b>PASS</b>", "ranks 0, 1: PASS") and not alike.agree
+    apart = RankValues([0, 1], [Report(1.0), Report(1.0, "FAIL")])
+    assert apart._repr_html_() is None and ".verdict differs" in repr(apart)
+    assert RankValues([0, 1], [1, 1])._repr_html_() is RankValues([0, 1], [Report(1.0), 1])._repr_html_() is None

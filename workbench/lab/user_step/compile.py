@@ -41,6 +41,10 @@ from workbench.world.mesh import AXES, World, all_gather_object
 
 Passes = Sequence[PassSpec | str | Mapping[str, Any]]
 SHAPE, RANK = "shape", "rank"
+ALIKE = (
+    "every rank has the same example, and so the same gradients: numerics cannot see a reduction that is "
+    "missing: give each rank a batch of its own"
+)
 APART = "leave optimizer= out, and call its step() in your loop"
 
 
@@ -94,6 +98,8 @@ def compile(
         _require_passes(recipe, authored.world, optimizer is None, where)
         kind = _kind(optimizer, clip, where)
         module = _by_position(model, call, where)
+    if _alike(batch, authored) and level == "full":
+        warnings.warn(f"{where}: {ALIKE}", stacklevel=3)
     authored = replace(
         authored,
         module=module,
@@ -372,6 +378,14 @@ def _by_position(model: nn.Module, call: Call, where: str) -> nn.Module:
     module = copy.copy(model)
     module.__class__ = type(kind.__name__, (kind,), {"__module__": kind.__module__, "forward": forward})
     return module
+
+
+def _alike(batch: tuple[Any, ...], authored: Authored) -> bool:
+    """Whether ranks that should have different batches have the same, by the sums of its tensors."""
+    tensors = (leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor))
+    sums = [leaf.double().sum().item() for leaf in tensors]
+    parallel = any(axis != "tp" for axis in authored.axes)
+    return parallel and all(other == sums for other in all_gather_object(sums))
 
 
 def _require_device(batch: tuple[Any, ...], device: torch.device, where: str) -> None:

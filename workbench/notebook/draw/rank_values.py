@@ -38,7 +38,16 @@ class RankValues(Sequence[Any]):
         return len(_groups(self.ranks, self._values)) == 1
 
     def __repr__(self) -> str:
+        if self._repr_html_():
+            return _titled(ranks_text(self.ranks), self._values[0])
         return "\n".join(_lines(self.ranks, self._values))
+
+    def _repr_html_(self) -> str | None:
+        """What every rank would show, such as a report, whose seconds differ and are not shown. Or None."""
+        if not all(hasattr(value, "_repr_html_") for value in self._values):
+            return None
+        pages = {value._repr_html_() for value in self._values}
+        return pages.pop() if len(pages) == 1 else None
 
 
 def _lines(ranks: Sequence[int], values: Sequence[Any]) -> Iterator[str]:

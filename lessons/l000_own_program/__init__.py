@@ -1,0 +1,4 @@
+"""What "Your own program" alone uses.
+
+    masks  what causal_attention did to the attentions of a step; a grader
+"""
