@@ -1,6 +1,6 @@
 """What "Run on real ranks" alone uses.
 
     pictures          where each rank stood when a call failed
-    program_counters  which rank launches which collective next; its grader
+    program_counters  which rank launches which collective next
     programs          programs that hang, and what the checkpoints count of them
 """

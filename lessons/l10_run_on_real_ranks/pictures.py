@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,6 +12,7 @@ from matplotlib.patches import Patch, Rectangle
 
 from workbench.notebook.draw.colors import GREEN, INK, ORANGE, PAPER, RED
 from workbench.notebook.draw.picture import Picture, finish, panels, shortened
+from workbench.tools.compatibility import results_dir
 from workbench.torch_api.distributed.flight_recorder import Launch
 from workbench.world.diagnosis import RankError
 
@@ -29,18 +32,21 @@ def lanes(error: RankError, last: int = 6) -> Picture:
     told = {rank: tuple(error.launches.get(rank, ()))[-last:] for rank in ranks}
     missing = awaited(error.launches)
     several = len({launch.group for own in told.values() for launch in own}) > 1
+    drawn = [launch for own in (*told.values(), *missing.values()) for launch in own]
+    lined = len({launch.stack[0][1] for launch in drawn if launch.stack}) > 1
     columns = max([1, *(len(own) + len(missing.get(rank, ())) for rank, own in told.items())])
     figure, (axes,) = panels(9.6, 0.9 + (0.72 if several else 0.55) * len(ranks))
     lines = []
     for row, rank in enumerate(ranks):
         said: list[str] = []
         for launch in told[rank]:
-            _box(axes, len(said), row, _label(launch, several), {"facecolor": GREEN if launch.done else ORANGE})
-            said.append(("" if launch.done else "waits in ") + _label(launch, several, ", "))
+            _box(axes, len(said), row, _label(launch, several, lined), {"facecolor": GREEN if launch.done else ORANGE})
+            said.append(("" if launch.done else "waits in ") + _label(launch, several, lined, ", "))
         end = _end(error, rank)
         for launch in missing.get(rank, ()):
-            _box(axes, len(said), row, _label(launch, several), NOT_YET if end == "waits" else NEVER)
-            said.append(f"{'did not reach' if end == 'waits' else 'ended without'} {_label(launch, several, ', ')}")
+            _box(axes, len(said), row, _label(launch, several, lined), NOT_YET if end == "waits" else NEVER)
+            how = "did not reach" if end == "waits" else "ended without"
+            said.append(f"{how} {_label(launch, several, lined, ', ')}")
         axes.text(columns + 0.1, row + HIGH / 2, end, va="center", fontsize=9, color=INK)
         lines.append(f"rank {rank}: {'; '.join(said + [end] * (end != 'waits' or not said))}")
     axes.set(xlim=(0, columns + 1.5), ylim=(len(ranks), -0.1), xticks=[])
@@ -53,6 +59,24 @@ def lanes(error: RankError, last: int = 6) -> Picture:
                 frameon=False, fontsize=8.5, ncols=4, loc="lower left", bbox_to_anchor=(0, 1))
     return finish(figure, "A lane for each rank, with its collectives in order. " + "; ".join(lines) + ".",
                   "\n".join(["where each rank stands", *lines]), colors=256)
+
+
+def waits(error: RankError) -> str:
+    """A line for each rank that waits, as its stack alone would tell, and which ranks have returned."""
+    last = {rank: own[-1] for rank, own in sorted(error.launches.items()) if own and not own[-1].done}
+    lines = [f"rank {rank} waits in {_label(launch, True, False, ', ')}" for rank, launch in last.items()]
+    others = ", ".join(str(rank) for rank in sorted(error.launches) if rank not in last)
+    return "\n".join([*lines, f"ranks {others} have returned"])
+
+
+def recorded_hang() -> str:
+    """The report of a hang on four GPUs: rank 0 broadcasts where the others are in a barrier."""
+    recorded = json.loads((results_dir() / "notebook_10_h200x4.json").read_text())
+    hung = next(row["output"] for row in recorded["rows"] if "gave no answer" in row["output"])
+    report = "\n\n".join(hung.split("\n\n")[:2])
+    gpus = recorded["machine"]["gpus"]
+    where = f"recorded on {len(gpus)} {gpus[0]}, torch {recorded['versions']['torch']}, {recorded['date']}"
+    return re.sub(r"(, called from|, in) <module> \(cell \d+, line \d+\)", "", report) + f"\n\n{where}"
 
 
 def awaited(launches: Mapping[int, Sequence[Launch]]) -> dict[int, list[Launch]]:
@@ -68,16 +92,17 @@ def awaited(launches: Mapping[int, Sequence[Launch]]) -> dict[int, list[Launch]]
     return {rank: list(each.values()) for rank, each in found.items()}
 
 
-def _label(launch: Launch, several: bool, between: str = "\n") -> str:
-    """`all_reduce`, with several groups `over tp {0, 1}`, and the line of the program."""
+def _label(launch: Launch, several: bool, lined: bool, between: str = "\n") -> str:
+    """`all_reduce`, with several groups `over tp {0, 1}`, and the line of the program where lines differ."""
     over = f"over {launch.axis or launch.group} {{{', '.join(map(str, launch.ranks))}}}" if several else ""
     over = over and (" " if between == ", " else between) + over
-    return f"{launch.op}{over}" + (f"{between}line {launch.stack[0][1]}" if launch.stack else "")
+    return f"{launch.op}{over}" + (f"{between}line {launch.stack[0][1]}" if lined and launch.stack else "")
 
 
 def _box(axes: Axes, column: int, row: int, label: str, look: dict[str, Any]) -> None:
     axes.add_patch(Rectangle((column, row), WIDE, HIGH, clip_on=False, **look))  # whole at the left edge
-    axes.text(column + WIDE / 2, row + HIGH / 2, label, ha="center", va="center", fontsize=8.5, color=INK)
+    axes.text(column + WIDE / 2, row + HIGH / 2, label, ha="center", va="center", fontsize=8.5, color=INK,
+              bbox={"facecolor": PAPER, "alpha": 0.85, "edgecolor": "none", "pad": 1.5})
 
 
 def _end(error: RankError, rank: int) -> str:

@@ -168,28 +168,3 @@ def _groups(mesh: Mapping[str, int], axis: str) -> list[list[int]]:
     (_, rows), (last, across) = mesh.items()
     grid = [[row * across + column for column in range(across)] for row in range(rows)]
     return grid if axis == last else [list(column) for column in zip(*grid, strict=True)]
-
-
-def hangs(answer: Any, *, mesh: Mapping[str, int], shown: list[str]) -> tuple[float, str]:
-    """Launches ("RANK: AXIS") after which no rank can go on, with other first launches than those that are shown."""
-    rules = Rules(mesh)
-    clicks = answer.launched if isinstance(answer, ProgramCounters) else answer
-    if not isinstance(clicks, list | tuple) or not all(isinstance(click, str) for click in clicks):
-        return 0.0, "give the board, or a list of launches such as '0: dp'"
-    try:
-        state, known = rules.after(clicks), rules.after(shown)
-    except WorkbenchError as refused:
-        return 0.0, str(refused)
-    if not rules.stuck(state):
-        waiting = rules.waiting(state)
-        free = [rank for rank, own in enumerate(state) if rank not in waiting and len(own) < len(rules.axes)]
-        return 0.0, "no rank hangs: " + (f"{_ranks(waiting, 'wait')}, and {_ranks(free, 'can go on')}"
-                                         if waiting else "nobody waits")
-    return (0.0, "this circle is the one that is shown") if state == known else (1.0, "right")
-
-
-def _ranks(some: list[int], verb: str) -> str:
-    """`rank 2 waits`, `ranks 0, 2 wait`."""
-    if len(some) == 1:
-        return f"rank {some[0]} {verb}" + "s" * (verb == "wait")
-    return f"ranks {', '.join(map(str, some))} {verb}"

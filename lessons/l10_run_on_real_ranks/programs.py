@@ -18,6 +18,8 @@ BATCHES = [[[1.0, 2.0, 3.0], [3.0, 4.0, 5.0], [5.0, 6.0, 7.0], [7.0, 8.0]],
            [[2.0], [4.0, 1.0, 1.0, 6.0], [6.0, 3.0], [8.0]]]
 """Two data sets: the batches of each rank."""
 MEANS = [[4.0, 5.0, 5.0], [5.0, 2.0, 1.0, 6.0]]
+FORGOTTEN = {0: ["tp", "dp"], 1: ["tp", "dp"], 2: ["dp"], 3: ["tp", "dp"]}
+"""For each rank the axes over which it all-reduces; one rank lacks one."""
 CIRCLE = {0: ["dp", "tp", "tp"], 1: ["tp", "dp", "tp"], 2: ["tp", "tp", "dp"], 3: ["dp", "tp", "tp"]}
 Counts = dict[str, Any]
 

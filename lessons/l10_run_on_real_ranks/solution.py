@@ -38,6 +38,6 @@ def last_batch():
     return average
 
 
-def another_circle() -> list[str]:
-    """Each rank begins with the axis that it did not begin with."""
-    return ["0: tp", "1: dp", "2: dp", "3: tp"]
+def circles() -> int:
+    """Rank 0's first axis decides the others', so there are two."""
+    return 2

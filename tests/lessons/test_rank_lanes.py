@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from workbench.torch_api.distributed.flight_recorder import Launch
 from workbench.world.diagnosis import Failure, RankError
-from workbench_lessons.l10_run_on_real_ranks.pictures import awaited, lanes
+from workbench_lessons.l10_run_on_real_ranks.pictures import awaited, lanes, waits
 
 TP, DP = ("3", "tp", (0, 1)), ("5", "dp", (0, 2))
 
@@ -34,5 +34,12 @@ def test_each_link_of_a_chain_is_found_over_several_groups():
     launches = {0: [launch(1, of=TP, done=False)], 1: [], 2: [launch(1, of=DP, done=False)]}
     assert {rank: [each.axis for each in found] for rank, found in awaited(launches).items()} == {1: ["tp"], 0: ["dp"]}
     text = lanes(failed(launches, r0="waits", r2="waits")).text
-    assert "rank 0: waits in all_reduce over tp {0, 1}, line 7; did not reach all_reduce over dp {0, 2}, line 7" in text
-    assert "rank 1: ended without all_reduce over tp {0, 1}, line 7; returned" in text
+    assert "rank 0: waits in all_reduce over tp {0, 1}; did not reach all_reduce over dp {0, 2}" in text
+    assert "rank 1: ended without all_reduce over tp {0, 1}; returned" in text
+
+
+def test_stacks_alone_tell_who_waits_and_who_returned():
+    launches = {0: [launch(1, of=TP, done=False)], 1: [], 2: [launch(1, of=DP, done=False)]}
+    assert waits(failed(launches, r0="waits", r2="waits")).splitlines() == [
+        "rank 0 waits in all_reduce over tp {0, 1}",
+        "rank 2 waits in all_reduce over dp {0, 2}", "ranks 1 have returned"]
