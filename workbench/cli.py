@@ -156,10 +156,8 @@ def _add_import(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_set(
-    parser: argparse.ArgumentParser, text: str, form: str = "KEY=VALUE, such as mesh.tp=2"
-) -> None:
-    add_pairs(parser, "--set", text, form)
+def _add_set(parser: argparse.ArgumentParser, text: str) -> None:
+    add_pairs(parser, "--set", text, "KEY=VALUE, such as mesh.tp=2")
 
 
 def _import(files: Sequence[Path]) -> None:

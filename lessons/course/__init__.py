@@ -7,6 +7,7 @@
     grading           scores of guesses and answers
     headless          runs one lesson's notebook by papermill
     lesson            Lesson: question, parameters, checkpoints
+    moment            the base of views that change something, and answer at once
     recorded_figures  figures measured on GPUs, recorded or live
     saved             `draw.saved`: what the forward saves for the backward
     schemas           JSON Schemas for editors

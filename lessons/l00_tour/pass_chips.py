@@ -16,11 +16,11 @@ from workbench.graph.read.cost import device_spec
 from workbench.lab.what_if.study import Study
 from workbench.notebook.draw.picture import Table
 from workbench.notebook.draw.verdicts import cell, failures, verdicts
-from workbench.notebook.moments.moment import Moment
 from workbench.pipeline.report_text import outcomes
 from workbench.recipe.recipe import Recipe
 from workbench.recipe.sections import PassSpec
 from workbench.recipe.strict_toml import DeclarationError
+from workbench_lessons.course.moment import Moment
 
 MOST = 4
 Lists = tuple[tuple[str, ...], tuple[str, ...]]

@@ -18,11 +18,11 @@ from workbench.graph.read.cost import flops
 from workbench.graph.read.memory import roots, saved_tensors
 from workbench.notebook.draw.colors import INK
 from workbench.notebook.draw.picture import Picture
-from workbench.notebook.moments.moment import Moment
 from workbench.pipeline.run_passes import copy_graph
 from workbench.torch_api.ops import own_bytes
 from workbench_lessons.course.dataflow import dataflow, places
 from workbench_lessons.course.grading import Graded, targets
+from workbench_lessons.course.moment import Moment
 
 MOST = 6
 BUDGETS = tuple(i / 10 for i in range(11))

@@ -24,11 +24,11 @@ from workbench.graph.read.simulated_run import simulated
 from workbench.graph.read.timeline import Costs, costs_of
 from workbench.notebook.draw.picture import Picture
 from workbench.notebook.draw.timeline import lane_colors, timeline
-from workbench.notebook.moments.moment import Moment
 from workbench.passes.overlap_collectives import OverlapOptions, overlap_collectives
 from workbench.pipeline.run_passes import copy_graph
 from workbench.torch_api.ops import collective_kind, own_bytes
 from workbench_lessons.course.grading import Graded, targets
+from workbench_lessons.course.moment import Moment
 
 
 class CollectiveOrder(Moment):

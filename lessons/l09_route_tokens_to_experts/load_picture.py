@@ -26,7 +26,7 @@ def expert_load(load: ExpertLoad, beside: Sequence[ExpertLoad] = (), *, title: s
 
     beside: runs of the same layers to compare with; the axes and the shades reach as far as their largest values.
     title: names the run, above each row and in the alternative text.
-    Text: `ExpertLoad.table()`, and the copies that each rank sent in the last step. WorkbenchError without any step.
+    Text: `table`, and the copies that each rank sent in the last step. WorkbenchError without any step.
     """
     if not load.tokens or not load.layers:
         raise WorkbenchError(
@@ -62,7 +62,7 @@ def expert_load(load: ExpertLoad, beside: Sequence[ExpertLoad] = (), *, title: s
             _same_scale(panels, [load, *beside], layer)
     lines = [
         f"experts' load of {last + 1} step{'s' * (last > 0)} on {ranks} rank{'s' * (ranks > 1)}: {load.summary()}",
-        load.table(),
+        table(load),
         f"sent in step {last}, by rank",
         *_sent(load, last),
     ]
@@ -149,3 +149,21 @@ def _sent(load: ExpertLoad, step: int) -> list[str]:
         for layer, path in enumerate(load.layers)
         for rank, sent in enumerate(load.tokens[step][layer])
     ]
+
+
+def table(load: ExpertLoad) -> str:
+    """A line for each step and layer: copies for each expert, the fullest over the mean, and dropped copies."""
+    count = len(load.tokens[0][0][0]) if load.tokens else 0
+    lines = [
+        f"{'step':>4}  {'layer':<12}"
+        + "".join(f"{f'e{i}':>7}" for i in range(count))
+        + "  max/mean  dropped"
+    ]
+    for step in range(len(load.tokens)):
+        for layer, path in enumerate(load.layers):
+            counts = "".join(f"{n:>7}" for n in load.by_expert(step, layer))
+            fell = sum(load.dropped[step][layer])
+            lines.append(
+                f"{step:>4}  {path:<12}{counts}{load.imbalance(step, layer):>10.2f}{fell:>9}"
+            )
+    return "\n".join(lines)

@@ -10,8 +10,8 @@ import traitlets
 
 from workbench.errors import WorkbenchError
 from workbench.notebook.draw.picture import Picture, Table
-from workbench.notebook.moments.moment import Moment
 from workbench.world.diagnosis import RankError
+from workbench_lessons.course.moment import Moment
 from workbench_lessons.l10_run_on_real_ranks.pictures import lanes
 from workbench_lessons.l10_run_on_real_ranks.programs import told
 

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from graphs_by_hand import gather, group_name, scatter, trace
 from on_ranks import FSDP_TP, build_with, calls, outcomes, small, user_pass
+from two_operators import as_two_operators
 
 from workbench import Options, author, capture, fake_world, partition, run_joint, run_partitioned
 from workbench.graph.facts import GraphFacts, set_facts
@@ -146,7 +147,7 @@ def wrong_factor(gm):
 
 def with_values(mesh):
     contract = {"stage": "partitioned", "numerics": "reduction_order"}
-    with symmetric_memory.as_two_operators("CPU"), user_pass("fused", fuse_all, **contract) as name:
+    with as_two_operators("CPU"), user_pass("fused", fuse_all, **contract) as name:
         built = build_with(small(mesh, passes=(name,)), "wrong", wrong_factor, **contract)
         fused = sum(multiplies(n.target) for gm in built.records[0].after for n in gm.graph.nodes)
         verdicts = outcomes(built, name)

@@ -150,27 +150,19 @@ def drop_nothing(graph: torch.fx.Graph) -> None:
     """A user's pass, at the end of Inductor's."""
 
 
-def test_a_pass_of_ones_own_is_seen(explanation):
+def test_a_pass_of_ones_own_is_seen_and_one_that_is_disabled_is_missing(explanation):
     import torch._inductor.config as config
 
-    with config.patch(post_grad_custom_post_pass=drop_nothing):
-        mine = explanation.again({}, ["forward", "backward"])
-    for graph in ("forward", "backward"):
-        own = on(mine, graph)["post_grad_custom_post_pass"]
-        assert own.where == f"{Path(__file__).name}:{drop_nothing.__code__.co_firstlineno}" and not own.changed
-
-
-def test_the_same_graphs_again_and_without_a_pass(explanation):
     sizes = [len(graph.graph.nodes) for graph in explanation.pair.graphs]
-    again = explanation.again({})
-    assert [(p.name, p.nodes) for p in again.passes] == [
-        (p.name, p.nodes) for p in explanation.passes if p.graph != "module"]
-    joint = explanation.again({"disabled_passes": "remove_noop_ops"}, ["joint"])
-    assert on(explanation, "joint").keys() - on(joint, "joint").keys() == {"remove_noop_ops"}
-    assert "joint-graph" in joint.table() and "grad, on" not in joint.table()
-    assert sizes == [len(graph.graph.nodes) for graph in explanation.pair.graphs]  # Inductor worked on copies
+    with config.patch(post_grad_custom_post_pass=drop_nothing):
+        changed = inductor_passes(RECIPE, config={"disabled_passes": "remove_noop_ops"})
+    for graph in ("forward", "backward"):
+        own = on(changed, graph)["post_grad_custom_post_pass"]
+        assert own.where == f"{Path(__file__).name}:{drop_nothing.__code__.co_firstlineno}" and not own.changed
+    assert on(explanation, "joint").keys() - on(changed, "joint").keys() == {"remove_noop_ops"}
+    assert sizes == [len(graph.graph.nodes) for graph in changed.pair.graphs]  # Inductor worked on copies
     with pytest.raises(WorkbenchError, match="Inductor has no option 'zzz'"):
-        explanation.again({"zzz": 1})
+        inductor_passes(RECIPE, config={"zzz": 1})
 
 
 @pytest.mark.nightly

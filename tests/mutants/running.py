@@ -14,6 +14,7 @@ from mutants.edits import settle
 from mutants.operators import OPERATORS
 from mutants.subjects import Subject, subject
 from torch.fx import GraphModule
+from two_operators import as_two_operators
 
 from workbench.checks import agreement
 from workbench.checks.numerics import verdict
@@ -29,7 +30,6 @@ from workbench.recipe.contracts import CONTRACTS, Numerics, Options, PassContrac
 from workbench.recipe.wording import first_line
 from workbench.torch_api.determinism import deterministic
 from workbench.torch_api.distributed.fake import without_log
-from workbench.torch_api.distributed.symmetric_memory import as_two_operators
 from workbench.world.mesh import all_gather_object, current_world
 
 NAME = "mutant"

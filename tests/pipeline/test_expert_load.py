@@ -11,6 +11,7 @@ import torch
 from workbench import World, author, load_recipe, train
 from workbench.authoring.models.moe import MoE, MoEConfig
 from workbench.pipeline.expert_load import ExpertLoad, balance
+from workbench_lessons.l09_route_tokens_to_experts.load_picture import table
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -24,7 +25,7 @@ ALONE = World("gloo", 1, 0, torch.device("cpu"))
 
 
 def test_the_table_has_a_line_for_each_step_and_layer():
-    assert LOAD.table().splitlines() == [
+    assert table(LOAD).splitlines() == [
         "step  layer            e0     e1     e2     e3  max/mean  dropped",
         "   0  layers.1.moe      8      2      1      1      2.67        5",
         "   0  layers.2.moe      3      3      3      3      1.00        0",

@@ -19,10 +19,9 @@ from workbench.graph.partition import ForwardBackward
 from workbench.graph.read.simulated_run import StepTimeline
 from workbench.notebook import draw
 from workbench.notebook.draw.timeline import runs_of
-from workbench.notebook.moments.moment import Moment
-from workbench.notebook.moments.page import PageScript
 from workbench.notebook.views import GraphView, KernelView, MemoryView, PassStepper, TimelineView
-from workbench.notebook.views.controls import Controlled
+from workbench.notebook.views.controls import Controlled, OwnData
+from workbench.notebook.views.page import PageScript
 from workbench.notebook.views.placement import Placed, words
 from workbench.passes.cudagraph import CUDAGraphRunner
 from workbench.pipeline.build import Built
@@ -111,7 +110,7 @@ def outputs(what: Any, view: str = "", device: str = "h100",
         return [draw.verdicts(what), PassStepper(what)]
     if hasattr(what, "pictured"):  # a plugin's
         return outputs(what.pictured())
-    if isinstance(what, Moment):
+    if isinstance(what, OwnData) and hasattr(what, "picture"):  # a lesson's
         return [what.picture(), what, PageScript()]
     if isinstance(what, Training):
         what = what.load

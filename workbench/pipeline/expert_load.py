@@ -72,23 +72,6 @@ class ExpertLoad:
             sizes += [counted(len(ranks), "rank"), counted(len(ranks[0]), "expert")]
         return f"ExpertLoad({', '.join(sizes)}: {self.summary()})"
 
-    def table(self) -> str:
-        """A line for each step and layer: copies for each expert, the fullest over the mean, and dropped copies."""
-        count = len(self.tokens[0][0][0]) if self.tokens else 0
-        lines = [
-            f"{'step':>4}  {'layer':<12}"
-            + "".join(f"{f'e{i}':>7}" for i in range(count))
-            + "  max/mean  dropped"
-        ]
-        for step in range(len(self.tokens)):
-            for layer, path in enumerate(self.layers):
-                counts = "".join(f"{n:>7}" for n in self.by_expert(step, layer))
-                fell = sum(self.dropped[step][layer])
-                lines.append(
-                    f"{step:>4}  {path:<12}{counts}{self.imbalance(step, layer):>10.2f}{fell:>9}"
-                )
-        return "\n".join(lines)
-
 
 def routed_layers(module: nn.Module) -> dict[str, MoE]:
     """Module path to mixture of experts, in forward order."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import textwrap
-from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
@@ -46,7 +46,7 @@ class Explanation:
     """The passes in the order in which they ran.
 
     left_out: the recipe's own passes that were skipped, since they leave Inductor no graph. pair: the recipe's forward
-    and backward as Inductor received them. graphs: the graphs on which Inductor ran.
+    and backward as Inductor received them.
     """
 
     recipe: Recipe
@@ -54,21 +54,6 @@ class Explanation:
     left_out: tuple[str, ...]
     versions: dict[str, str]
     pair: ForwardBackward = field(repr=False, compare=False)
-    _joint: JointGraph = field(repr=False, compare=False)
-    _captured: Recipe = field(repr=False, compare=False)
-    graphs: tuple[str, ...] = tuple(TITLES)
-
-    def again(self, config: Mapping[str, Any], graphs: Collection[str] = tuple(TITLES)[1:]) -> Explanation:
-        """Run Inductor's passes on the same captured graphs again, with other options of Inductor.
-
-        config: options in addition to those of the recipe's full_inductor_compilation. graphs: any of joint, forward
-        and backward. Raises WorkbenchError for an unknown option.
-        """
-        check_options(config, "explain")
-        with fake_world(self.recipe.mesh.world_size) as world, configured({**_config(self.recipe), **config}):
-            author(self.recipe, world)  # the mesh, whose process groups the graphs know by name; passes make others
-            passes = _observed(self._joint, _pair(self._joint, self._captured), graphs)
-        return replace(self, passes=passes, graphs=tuple(graph for graph in TITLES if graph in graphs))
 
     def to_json(self) -> str:
         """Everything but the graphs, as JSON text."""
@@ -83,7 +68,7 @@ class Explanation:
         if self.left_out:
             lines.append(f"left out, since they leave Inductor no graph: {', '.join(self.left_out)}")
         width = max((len(p.name) for p in self.passes), default=0)
-        for graph in self.graphs:
+        for graph in TITLES:
             lines += ["", *textwrap.wrap(TITLES[graph], WIDTH)]
             ran = [p for p in self.passes if p.graph == graph]
             shown = [(i, p) for i, p in enumerate(ran, 1) if idle or p.changed]
@@ -154,8 +139,8 @@ def inductor_passes(
         run_joint(joint, captured.joint_passes, progress=tell)
         pair = _pair(joint, captured)
         tell("Inductor's passes on joint graph, forward and backward")
-        passes += _observed(joint, pair, TITLES)
-    return Explanation(recipe, passes, left_out, versions(), pair, joint, captured)
+        passes += _observed(joint, pair)
+    return Explanation(recipe, passes, left_out, versions(), pair)
 
 
 def _config(recipe: Recipe) -> dict[str, Any]:
@@ -171,14 +156,11 @@ def _pair(joint: JointGraph, recipe: Recipe) -> ForwardBackward:
     return pair
 
 
-def _observed(joint: JointGraph, pair: ForwardBackward, graphs: Collection[str]) -> list[InductorPass]:
-    """Inductor's passes on copies of these graphs."""
-    passes: list[InductorPass] = []
-    if "joint" in graphs:
-        with joint.context():
-            passes += joint_graph(aot.clone(joint.graph))
+def _observed(joint: JointGraph, pair: ForwardBackward) -> list[InductorPass]:
+    """Inductor's passes on copies of the graphs."""
+    with joint.context():
+        passes = joint_graph(aot.clone(joint.graph))
     for which, graph in zip(PARTS, pair.graphs, strict=True):
-        if which in graphs:
-            with pair.context(which) as inputs:
-                passes += post_grad(partial(compile_graph, copy_graph(graph), list(inputs), {}), which)
+        with pair.context(which) as inputs:
+            passes += post_grad(partial(compile_graph, copy_graph(graph), list(inputs), {}), which)
     return passes

@@ -11,6 +11,7 @@ a few lines, and they ask the kernel for their contents.
     lineage     a node through every pass
     memory      live bytes, to zoom into
     node_facts  all that a graph knows of one node
+    page        what makes views with data of their own work in a saved page
     placement   placements that a graph implies
     stepper     a slider over the passes
     timeline    a step over time, to zoom into

@@ -1,15 +1,12 @@
 """torch's operators that send through symmetric memory while they multiply, and what they need of a machine.
 
-Source: torch/distributed/_symmetric_memory/__init__.py. The operators have CUDA kernels and fake ones; on any other
-device, `as_two_operators` runs them as torch's own fallbacks do, a collective and then a product.
+Source: torch/distributed/_symmetric_memory/__init__.py. The operators have CUDA kernels and fake ones.
 """
 
 from __future__ import annotations
 
 import socket
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -52,20 +49,3 @@ def reserve(group: str, size: int) -> None:
     """
     enable(group)
     symm_mem.get_symm_mem_workspace(group, size)  # type: ignore[arg-type]
-
-
-@contextmanager
-def as_two_operators(device: str) -> Iterator[None]:
-    """Inside, tensors of this device ("CPU") can be given to the operators, which then send first and multiply after.
-
-    torch's own fallbacks, by which values can be checked where no GPU is.
-    """
-    library = torch.library.Library("symm_mem", "IMPL")
-    try:
-        library.impl("fused_all_gather_matmul", symm_mem._fused_all_gather_matmul_fallback, device)
-        library.impl(
-            "fused_matmul_reduce_scatter", symm_mem._fused_matmul_reduce_scatter_fallback, device
-        )
-        yield
-    finally:
-        library._destroy()
