@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import traitlets
+from ipywidgets import Button
 
 from workbench.errors import WorkbenchError
 from workbench.notebook.draw.picture import Picture, Table
@@ -18,6 +21,19 @@ class Moment(OwnData):
 
     message = traitlets.Unicode().tag(sync=True)
     figures = traitlets.Dict()
+
+    def setting(self, description: str, **values: Any) -> Button:
+        """A button that sets traits, all at once."""
+        button = Button(description=description)
+        button.on_click(lambda _: self.take(**values))
+        self.presses = [*self.presses, [button, values]]
+        return button
+
+    def take(self, **values: Any) -> None:
+        """Set several traits at once."""
+        with self.hold_trait_notifications():
+            for name, value in values.items():
+                setattr(self, name, value)
 
     def result(self) -> dict[str, float]:
         """The figures, to be graded. WorkbenchError with the message where there are none."""

@@ -14,11 +14,11 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from workbench.errors import WorkbenchError
 from workbench.notebook.draw.picture import Picture
-from workbench.torch_api.distributed.dtensor import CollectiveLog, local_shape
+from workbench.torch_api.distributed.dtensor import local_shape
 from workbench.world.fake import fake_world
 from workbench_lessons.course.grading import Graded, targets
 from workbench_lessons.course.moment import Moment
-from workbench_lessons.l01_author_with_dtensor.redistribution import Move, no_warnings, redistribution
+from workbench_lessons.l01_author_with_dtensor.redistribution import CollectiveLog, Move, no_warnings, redistribution
 from workbench_lessons.l01_author_with_dtensor.slices import placements
 
 CHOICES: dict[str, Placement] = {"replicate": Replicate(), "rows": Shard(0), "columns": Shard(1)}

@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Placement
+from torch.distributed.tensor.debug import CommDebugMode
 
 from workbench.errors import WorkbenchError
-from workbench.torch_api.distributed.dtensor import CollectiveLog, local_shape
+from workbench.torch_api.distributed.dtensor import local_shape
 from workbench.torch_api.distributed.fake import new_fake_mode
+from workbench.torch_api.ops import collective_kind, tensor_bytes
 from workbench.world.fake import fake_world
 from workbench.world.mesh import World
 
@@ -33,6 +35,22 @@ class Move(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.kind.replace('_', '-')} over {self.axis}, {self.bytes_in:,} B in, {self.bytes_out:,} B out"
+
+
+class CollectiveLog(CommDebugMode):
+    """Inside, notes each functional collective as (kind, process group's name, bytes in, bytes out)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[str, str, int, int]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        kind = collective_kind(func)
+        if kind is not None and result is not NotImplemented:  # which lets a DTensor take the operator apart
+            names = [arg for arg in (*args, *(kwargs or {}).values()) if isinstance(arg, str)]
+            self.seen.append((kind, names[-1], tensor_bytes(args[0]), tensor_bytes(result)))
+        return result
 
 
 @contextlib.contextmanager

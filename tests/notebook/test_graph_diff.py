@@ -8,7 +8,7 @@ from workbench.torch_api.aot import clone
 def test_an_untouched_graph_has_no_difference(fake4):
     gm = two_layer_graph()
     found = diff(clone(gm), gm)
-    assert not found and found.summary == str(found) == "no node changed"
+    assert found.summary == "no node changed"
 
 
 def test_each_kind_of_change_is_told_apart(fake4):
@@ -29,23 +29,17 @@ def test_each_kind_of_change_is_told_apart(fake4):
     assert {(a.target, b.target) for a, b in found.changed} == {("aten.relu", "aten.sigmoid"), ("aten.mm", "aten.mm")}
 
 
-def test_text_shows_the_changed_places_only(fake4):
+def test_hunks_hold_the_changed_places_only(fake4):
     gm = two_layer_graph()
     before = clone(gm)
     relu = named(gm, "aten.relu")[0]
     relu.replace_all_uses_with(relu.all_input_nodes[0])
     gm.graph.erase_node(relu)
-    lines = diff(before, gm).text(context=0).splitlines()
-    assert lines[0] == "1 removed, 2 changed"
-    assert sum(line.startswith("- relu = aten.relu(") for line in lines) == 1
+    found = diff(before, gm)
+    lines = [f"{mark} {line}" for hunk in found.hunks(0) for mark, line in hunk]
+    assert found.summary == "1 removed, 2 changed"
+    assert sum(line.startswith("- relu") and "aten.relu(" in line for line in lines) == 1
     assert not any("all_gather" in line for line in lines)
-
-
-def test_a_long_text_says_how_much_it_leaves_out(fake4):
-    gm = torch.fx.experimental.proxy_tensor.make_fx(lambda x: [x + i for i in range(100)])(torch.ones(1))
-    empty = torch.fx.GraphModule({}, torch.fx.Graph())
-    lines = str(diff(gm, empty)).splitlines()
-    assert (lines[0], lines[-1], len(lines)) == ("102 removed", "... and 22 more lines", 82)
 
 
 def test_moving_one_node_far_moves_one_node(fake4):

@@ -15,9 +15,6 @@ from workbench.checks.record import PassRecord
 from workbench.graph.facts import reading
 from workbench.graph.read.program import NodeRecord, node_record
 
-_SHOWN = 80
-"""The most lines of a diff's text."""
-
 
 @dataclass(frozen=True)
 class GraphDiff:
@@ -31,9 +28,6 @@ class GraphDiff:
     moved: tuple[str, ...]
     changed: tuple[tuple[NodeRecord, NodeRecord], ...]
     lines: tuple[tuple[str, str], ...] = field(repr=False)
-
-    def __bool__(self) -> bool:
-        return bool(self.added or self.removed or self.moved or self.changed)
 
     @property
     def summary(self) -> str:
@@ -58,18 +52,6 @@ class GraphDiff:
                 hunks.append([])
             hunks[-1].append(self.lines[i])
         return hunks
-
-    def text(self, context: int = 1) -> str:
-        """The changed places as `-`, `+`, `>` (moved) and unmarked lines, hunks parted by `...`."""
-        shown = [self.summary]
-        for k, hunk in enumerate(self.hunks(context)):
-            shown += ["..."] * (k > 0) + [f"{mark} {line}".rstrip() for mark, line in hunk]
-        if (more := len(shown) - 1 - _SHOWN) > 0:
-            shown[_SHOWN + 1:] = [f"... and {more} more lines"]
-        return "\n".join(shown)
-
-    def __str__(self) -> str:
-        return self.text()
 
 
 def displaced(order: Sequence[int]) -> set[int]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import anywidget
 import traitlets
-from ipywidgets import Button, FloatRangeSlider, HBox, Layout, VBox, Widget, widget_serialization
+from ipywidgets import FloatRangeSlider, HBox, Layout, VBox, Widget, widget_serialization
 
 STATIC = Path(__file__).parent / "static"
 CONTROL = {"width": "auto", "max_width": "340px"}
@@ -53,19 +53,6 @@ class Controlled(anywidget.AnyWidget):
         slides = hasattr(control, "readout")
         control.layout = Layout(**CONTROL, min_width="300px" if slides else None)
         return control
-
-    def setting(self, description: str, **values: Any) -> Button:
-        """A button that sets traits, all at once."""
-        button = Button(description=description)
-        button.on_click(lambda _: self.take(**values))
-        self.presses = [*self.presses, [button, values]]
-        return button
-
-    def take(self, **values: Any) -> None:
-        """Set several traits at once."""
-        with self.hold_trait_notifications():
-            for name, value in values.items():
-                setattr(self, name, value)
 
     @property
     def panel(self) -> VBox:

@@ -20,14 +20,11 @@ class MemoryView(Zoomed):
 
     @uncollected()
     def __init__(
-        self,
-        what: GraphModule | ForwardBackward | PassRecord,
-        measured: int | None = None,
-        title: str = "memory",
+        self, what: GraphModule | ForwardBackward | PassRecord, measured: int | None = None
     ):
         lives = live_of(what)
         _, top = list(lives.values())[-1].peak
-        super().__init__("memory", title, {
+        super().__init__("memory", "memory", {
             "measured": measured, "curves": [curve(*item) for item in lives.items()], "colors": CURVES[-len(lives):],
             "begins": begins(lives), "holders": top.holders})
         end = float(max(len(live.curve) for live in lives.values()))

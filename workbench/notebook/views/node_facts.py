@@ -8,13 +8,16 @@ import torch
 from torch.fx import Node
 
 from workbench.graph.read.collectives import axis_names
-from workbench.graph.read.cost import DeviceSpec, device_spec, node_ms
+from workbench.graph.read.cost import device_spec, node_ms
 from workbench.graph.read.nodes import described, kind_of, provenance
 from workbench.recipe.wording import few
 from workbench.torch_api.ops import argument, collective_kind, group_name_of, op_name, tensor_bytes
 
+DEVICE = "h100"
+"""Whose costs are estimated."""
 
-def node_facts(node: Node, device: str | DeviceSpec = "h100") -> list[tuple[str, str]]:
+
+def node_facts(node: Node) -> list[tuple[str, str]]:
     """(name, value) rows of a node: operator, shape, dtype, bytes, estimated cost, origin, neighbours."""
     value, where = node.meta.get("val"), provenance(node)
     rows = [
@@ -24,8 +27,8 @@ def node_facts(node: Node, device: str | DeviceSpec = "h100") -> list[tuple[str,
     ]
     if tensor_bytes(value):
         rows.append(("bytes", f"{tensor_bytes(value):,}"))
-    if isinstance(value, torch.Tensor) and (ms := node_ms(node, device)):
-        spec = device_spec(device)
+    if isinstance(value, torch.Tensor) and (ms := node_ms(node, DEVICE)):
+        spec = device_spec(DEVICE)
         rows.append((f"cost on {spec.name}", f"{ms * 1e3:,.3f} µs, estimated, {spec.trust}"))
     if collective_kind(node.target):
         group = group_name_of(node)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from workbench.graph.read.cost import DeviceSpec
 from workbench.graph.read.simulated_run import COMPUTE, Span, StepTimeline
 from workbench.notebook.draw.timeline import FREE, What, lane_colors, runs_of
 from workbench.notebook.views.controls import Zoomed
@@ -15,9 +14,9 @@ class TimelineView(Zoomed):
     """Compute and each process group on a lane of its own; of a pass's record, before and after it."""
 
     @uncollected()
-    def __init__(self, what: What, device: str | DeviceSpec = "h100", title: str = "timeline"):
-        runs = runs_of(what, device)
-        super().__init__("timeline", title, {
+    def __init__(self, what: What):
+        runs = runs_of(what)
+        super().__init__("timeline", "timeline", {
             "runs": [_drawn(name, run) for name, run in runs.items()],
             "colors": lane_colors(lane for run in runs.values() for lane in run.lanes)})
         end = max(run.total_ms for run in runs.values()) or 1.0

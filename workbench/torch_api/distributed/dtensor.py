@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.distributed import device_mesh
-from torch.distributed.tensor import DTensor, Placement
+from torch.distributed.tensor import Placement
 from torch.distributed.tensor import debug as dtensor_debug
 from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
 from torch.distributed.tensor.placement_types import _StridedShard
-from torch.utils._python_dispatch import TorchDispatchMode
-
-from workbench.torch_api.ops import collective_kind, tensor_bytes
 
 
 def ranks_of(mesh: device_mesh.DeviceMesh) -> list[int]:
@@ -52,23 +48,3 @@ def clear_dtensor_caches() -> None:
         if clear is not None:
             clear()
     device_mesh._mesh_resources.mesh_stack.clear()
-
-
-class CollectiveLog(TorchDispatchMode):
-    """Inside, records each functional collective as (kind, process group's name, bytes in, bytes out)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[tuple[str, str, int, int]] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(issubclass(cls, DTensor) for cls in types):
-            return NotImplemented  # its operators on local tensors come here too
-        result = func(*args, **(kwargs or {}))
-        kind = collective_kind(func)
-        if kind is not None:
-            group = next(
-                str(a) for a in reversed((*args, *(kwargs or {}).values())) if isinstance(a, str)
-            )
-            self.seen.append((kind, group, tensor_bytes(args[0]), tensor_bytes(result)))
-        return result
