@@ -9,8 +9,7 @@ import sys
 import sysconfig
 import tempfile
 import traceback
-from collections.abc import Callable, Iterable, Iterator
-from difflib import get_close_matches
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -103,9 +102,3 @@ def temporary(make: Callable[[], Made]) -> Made:
 def full_disk(message: str) -> str:
     """The words in a message of Inductor, g++ or a library that tell of a full disk; "" where it tells of none."""
     return next((words for words in _FULL if words in message), "")
-
-
-def nearest(name: str, known: Iterable[str], otherwise: str) -> str:
-    """A hint for a name that is not known: the nearest that is, or else this."""
-    near = get_close_matches(name, known, 1)
-    return f"did you mean {near[0]!r}?" if near else otherwise

@@ -5,7 +5,8 @@ from graphs_by_hand import C10D, group_name, named, shards, trace, two_layer_gra
 from on_ranks import key_biased
 
 from workbench.checks import collectives
-from workbench.checks.agreement import difference, exchange, gradient_digests, other_gradient, schedule
+from workbench.checks.agreement import difference, exchange, other_gradient, schedule
+from workbench.checks.operands import gradient_digests
 from workbench.checks.verdicts import Outcome
 from workbench.graph.capture import capture
 from workbench.graph.read.collectives import list_collectives

@@ -17,8 +17,8 @@ from torch.fx import GraphModule
 from two_operators import as_two_operators
 
 from workbench.checks import agreement
-from workbench.checks.agreement import gradient_digests
 from workbench.checks.numerics import verdict
+from workbench.checks.operands import gradient_digests
 from workbench.checks.record import PassRecord
 from workbench.checks.verdicts import Outcome, Verdict
 from workbench.graph.facts import facts_of

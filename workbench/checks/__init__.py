@@ -7,6 +7,7 @@
     lint           whether the next stage can run the graph
     metadata       whether meta['val'] fits the operator's result
     numerics       whether the values stay within the contract
+    operands       what a collective sends, by how it is computed
     order          whether compute still hides the collectives at later stages
     record         PassRecord: what one pass did, and the table of checks
     snapshot       a graph's boundary, collectives and visible effects

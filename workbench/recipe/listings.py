@@ -6,10 +6,11 @@ import argparse
 import inspect
 import textwrap
 from collections.abc import Mapping
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
-from workbench.errors import WorkbenchError, nearest
+from workbench.errors import WorkbenchError
 from workbench.recipe.contracts import CONTRACTS, PassContract
 from workbench.recipe.recipe import load_recipe, recipe_names
 
@@ -40,8 +41,11 @@ def recipes(args: argparse.Namespace) -> int:
 def passes(args: argparse.Namespace) -> int:
     """Print each pass with its contract; of one also what it does to a graph, and its options."""
     if args.name is not None and args.name not in CONTRACTS:
-        hint = nearest(args.name, CONTRACTS, "`workbench passes` lists them")
-        raise WorkbenchError(f"unknown pass {args.name!r}: {hint}")
+        close = get_close_matches(args.name, CONTRACTS, 1)
+        raise WorkbenchError(
+            f"unknown pass {args.name!r}: "
+            + (f"did you mean {close[0]!r}?" if close else "`workbench passes` lists them")
+        )
     for contract in CONTRACTS.values() if args.name is None else [CONTRACTS[args.name]]:
         print("\n".join([contract.name, *(f"  {line}" for line in _contract(contract))]))
     if args.name is not None:

@@ -6,6 +6,7 @@ torch/_inductor/__init__.py (`standalone_compile`).
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, cast
@@ -16,7 +17,7 @@ import torch.fx.traceback
 from torch.fx import GraphModule, Node
 from torch.fx.passes.utils.fuser_utils import fuse_by_partitions
 
-from workbench.errors import WorkbenchError, nearest
+from workbench.errors import WorkbenchError
 from workbench.torch_api.aot import accepted
 from workbench.torch_api.inductor import kernels
 from workbench.torch_api.ops import aliased_inputs
@@ -61,7 +62,7 @@ def check_options(config: Mapping[str, Any], where: str) -> None:
     known = torch._inductor.config.get_config_copy()
     for key, value in config.items():
         if key not in known:
-            hint = nearest(key, known, "see torch/_inductor/config.py")
+            hint = _nearest(key, known, "see torch/_inductor/config.py")
             raise WorkbenchError(f"{where}: Inductor has no option {key!r}: {hint}")
         if isinstance(known[key], bool) and isinstance(value, str):
             raise WorkbenchError(
@@ -74,10 +75,15 @@ def check_operators(names: Iterable[str], where: str) -> None:
     operators = torch._C._dispatch_get_all_op_names()
     known = {operator.partition("::")[2].partition(".")[0] for operator in operators}
     for name in set(names) - known:
-        hint = nearest(
+        hint = _nearest(
             name, known, "give names without namespace and overload, such as silu_backward"
         )
         raise WorkbenchError(f"{where}: no operator {name!r}: {hint}")
+
+
+def _nearest(name: str, known: Iterable[str], otherwise: str) -> str:
+    near = difflib.get_close_matches(name, known, 1)
+    return f"did you mean {near[0]!r}?" if near else otherwise
 
 
 def parts_of(graph: GraphModule, groups: Mapping[Node, str]) -> list[tuple[str, list[Node]]]:
