@@ -17,6 +17,6 @@ def one_part(region: Any) -> Callable[..., Any]:
     return named
 
 
-def bitwise() -> dict[str, Any]:
-    """A softmax and its gradient are formulas. Outside, they cut each direction once."""
-    return {"names": ["_softmax", "_softmax_backward_data"], "parts": (2, 2)}
+def bitwise() -> list[str]:
+    """A softmax and its gradient are formulas of several steps."""
+    return ["_softmax", "_softmax_backward_data"]
