@@ -1,7 +1,5 @@
 """Passes with a seeded fault each, for `bisect` to find, and what runs them inside each rank."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A small block that several tests train."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

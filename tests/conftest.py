@@ -1,7 +1,5 @@
 """Groups for two workers, GPU tests skipped without GPUs, and a table of results for `make test-fast`."""
 
-from __future__ import annotations
-
 import gc
 import json
 import os
@@ -10,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import pytest
 from registrations import registrations_restored
 
@@ -113,6 +112,9 @@ def _group(item: pytest.Item) -> str:
 @pytest.hookimpl(tryfirst=True)  # before -m picks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     groups = {item: _group(item) for item in items}
+    for module in {item.module for item in items if hasattr(item, "module")}:  # a notebook's cells have none
+        if not hasattr(module, "RANKS_IMPORT_IT"):
+            cloudpickle.register_pickle_by_value(module)
     # the longest first: two workers then end together
     items.sort(key=lambda item: (groups[item] not in POOLS, not groups[item].endswith(".ipynb")))
     for item, group in groups.items():

@@ -1,7 +1,5 @@
 """Seeded faults: passes that the pipeline must catch. In a module of their own, since ranks import them."""
 
-from __future__ import annotations
-
 import torch
 import torch.distributed as dist
 from on_ranks import build_with, calls, insert

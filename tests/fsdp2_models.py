@@ -1,7 +1,5 @@
 """Small models under FSDP2, and their training, for the tests of `adopt`."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field

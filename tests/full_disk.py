@@ -1,7 +1,5 @@
 """A disk that is really full, for those who write to it."""
 
-from __future__ import annotations
-
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Small graphs for the tests of checks: one FSDP axis, functional collectives, no capture needed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a module imports, read from its source: for tests of the package's shape."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Collection, Iterator

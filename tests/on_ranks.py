@@ -1,7 +1,5 @@
 """What the tests of passes run inside each rank, and the small recipes they run on."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any

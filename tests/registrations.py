@@ -1,7 +1,5 @@
 """Passes and models that a test registers, in this process."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager

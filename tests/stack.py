@@ -1,7 +1,5 @@
 """A few linear layers with FSDP over two ranks, split into forward and backward."""
 
-from __future__ import annotations
-
 import random
 from itertools import pairwise
 

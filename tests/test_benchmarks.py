@@ -1,7 +1,5 @@
 """What the benchmarks refuse to take for a measured run, and that the peers do the same work."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -15,7 +13,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import cloudpickle
 import pytest
 
 from workbench.authoring.author import author
@@ -31,8 +28,6 @@ from benchmarks.peers import fsdp2
 from benchmarks.step_time import finite
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 def test_a_difference_counts_where_the_bands_are_apart():

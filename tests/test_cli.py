@@ -1,7 +1,5 @@
 """The command line: listings without torch, one run on real ranks, and bad input told in one line each."""
 
-from __future__ import annotations
-
 import glob
 import json
 import shlex

@@ -7,8 +7,6 @@ session's ranks, and another program in one of its own. Output that is shown is 
 is left out.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

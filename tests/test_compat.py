@@ -1,7 +1,5 @@
 """What has to work on every supported torch: `make test-fast TORCH=...` runs these, and keeps the table of results."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.distributed as dist

@@ -1,7 +1,5 @@
 """Code of a user's that would end the process is an error with its file and line, wherever it runs."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Each example is short, and ends in status 0 only if what it shows is true."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

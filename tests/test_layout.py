@@ -1,7 +1,5 @@
 """The shape of the package: rooms whose imports only go down, small files, and maps that name each of them."""
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The notebooks as products: executed, small, in step with their lessons; and checks that can fail."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import itertools

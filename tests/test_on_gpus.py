@@ -3,8 +3,6 @@
 Reports are kept in the folder that WORKBENCH_RESULTS names, if any: `docs/make_tables.py` draws from them.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """pyproject, constraints and environment.yml say the same, and dependencies are those that are imported."""
 
-from __future__ import annotations
-
 import ast
 import json
 import os

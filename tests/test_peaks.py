@@ -1,7 +1,5 @@
 """The predicted peak against peaks that were recorded on GPUs; benchmarks/peaks.py made the rows."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

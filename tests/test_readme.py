@@ -1,7 +1,5 @@
 """What the documents show is what the code says: tables, picture, and the worked diffs."""
 
-from __future__ import annotations
-
 import json
 import re
 import runpy

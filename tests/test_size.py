@@ -1,7 +1,5 @@
 """How much there is to read: tokens, density, and what one import reaches. A figure may fall, and never rise."""
 
-from __future__ import annotations
-
 import ast
 import io
 import re

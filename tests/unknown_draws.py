@@ -1,7 +1,5 @@
 """Operators of no known library that draw random numbers without torch's tag, and a model that uses them."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint

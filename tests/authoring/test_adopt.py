@@ -1,7 +1,5 @@
 """What `adopt` refuses, in which sentence, with the model as it was; and what an adopted model knows."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

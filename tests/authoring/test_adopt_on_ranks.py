@@ -1,11 +1,7 @@
 """Adopted models on 2 and 4 real ranks: five steps, bit for bit those of FSDP2 in eager mode."""
 
-from __future__ import annotations
-
-import sys
 from typing import Any
 
-import cloudpickle
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
@@ -16,7 +12,6 @@ from torch.distributed.fsdp import FSDPModule
 from workbench.authoring.adopt import adopt
 from workbench.authoring.plans import AuthoringError
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = [pytest.mark.ranks, pytest.mark.compat]
 
 TWO = {

@@ -1,7 +1,5 @@
 """Authoring on fake and simulated worlds: what each rank holds, and what is refused. One process, fast."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,13 +1,9 @@
 """Authored models on 4 real ranks, against the unsharded model and against torch's own FSDP2 and tensor parallelism."""
 
-from __future__ import annotations
-
 import contextlib
-import sys
 from typing import Any
 from unittest import mock
 
-import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
@@ -24,7 +20,6 @@ from workbench.authoring.tensor_parallel import apply_tensor_plan
 from workbench.recipe.recipe import Recipe
 from workbench.world.mesh import World, current_world
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = pytest.mark.ranks
 
 FSDP, FSDP_TP, HSDP = {"dp_shard": 4}, {"dp_shard": 2, "tp": 2}, {"dp_replicate": 2, "dp_shard": 2}

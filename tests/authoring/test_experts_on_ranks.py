@@ -1,7 +1,5 @@
 """Experts spread over 4 real ranks, against the whole model on one."""
 
-from __future__ import annotations
-
 import pytest
 
 from .test_author_on_ranks import FSDP, FSDP_TP, HSDP, distances, recipe

@@ -1,10 +1,6 @@
 """A user's own model goes where a recipe goes: a plain module with a plan, and one of Hugging Face's."""
 
-from __future__ import annotations
 
-import sys
-
-import cloudpickle
 import pytest
 import torch
 from torch import nn
@@ -21,8 +17,6 @@ from workbench import (
 )
 from workbench.authoring import families
 from workbench.recipe.recipe import RecipeError
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 class Net(nn.Module):

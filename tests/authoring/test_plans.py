@@ -1,7 +1,5 @@
 """Plans: patterns, and messages for those that match nothing."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Tensor-parallel plans: what they say, and what they refuse."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """JupyterLab on a copy of the notebooks, and a page to look at them."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path

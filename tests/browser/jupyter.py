@@ -1,7 +1,5 @@
 """JupyterLab on a folder and a page of a headless Chromium: for the tests that look, and for benchmarks/views.py."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

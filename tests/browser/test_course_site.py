@@ -1,7 +1,5 @@
 """The course's site, walked page by page without a kernel and without a network."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Moments in a page without kernel and network: each is used by the keyboard, and shows Python's figures."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

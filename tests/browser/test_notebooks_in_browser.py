@@ -1,7 +1,5 @@
 """What a reader sees in JupyterLab, in a headless Chromium: pictures, no errors, and cells that run."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """A page that nbconvert makes of an executed notebook: its views work without a kernel and without a network."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

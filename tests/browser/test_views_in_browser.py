@@ -1,7 +1,5 @@
 """Every view, driven in JupyterLab in a headless Chromium: slider, search, click, zoom; and what stays without them."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Callable

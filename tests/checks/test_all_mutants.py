@@ -3,8 +3,6 @@
 A second try goes on where the first was stopped, while package, mutants and torch stay the same.
 """
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 

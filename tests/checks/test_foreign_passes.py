@@ -1,11 +1,8 @@
 """What passes of another compiler's list showed of our checks, on graphs of our own."""
 
-from __future__ import annotations
-
 import sys
 from functools import partial
 
-import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
@@ -24,8 +21,6 @@ from workbench.passes.registry import find_pass
 from workbench.pipeline.run_passes import apply_pass, copy_graph
 from workbench.recipe.contracts import Options
 from workbench.torch_api.aot import clone
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 def record_of(gm, function, **contract):

@@ -4,8 +4,6 @@ All of them: test_all_mutants.py, and `python tests/mutants/judge.py`, which not
 stopped.
 """
 
-from __future__ import annotations
-
 import copy
 import itertools
 import json

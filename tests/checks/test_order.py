@@ -1,7 +1,5 @@
 """The check `order`: what a chosen order hides stays hidden in later graphs, in code and in a profile."""
 
-from __future__ import annotations
-
 from functools import partial
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """The attributes that a forward changes, by name."""
 
-from __future__ import annotations
-
 from collections import deque
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Capture and partition: one graph, with where each node came from, then two; nothing of torch's left open."""
 
-from __future__ import annotations
-
 import random
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a run has learned, and what was read from its graphs."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 

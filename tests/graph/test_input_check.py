@@ -1,7 +1,5 @@
 """A compiled step's arguments are those of its capture, or the call is refused in one sentence."""
 
-from __future__ import annotations
-
 import pickle
 
 import pytest

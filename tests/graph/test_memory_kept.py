@@ -1,7 +1,5 @@
 """A capture whose result was dropped leaves nothing in the process."""
 
-from __future__ import annotations
-
 import gc
 import sys
 import weakref

@@ -1,7 +1,5 @@
 """What a user's model must be: each breach is one sentence with the model, the parameter or module, and the remedy."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

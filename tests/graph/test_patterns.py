@@ -1,7 +1,5 @@
 """Patterns on a captured llama3: found and replaced before decomposition and after, metadata and bits kept."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

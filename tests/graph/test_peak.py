@@ -1,7 +1,5 @@
 """Bytes alive in node order, and the predicted peak of a step."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from graphs_by_hand import trace, two_layer_graph

@@ -1,7 +1,5 @@
 """A compiled step as files: every rank trains from it as from its own build, and what does not fit is refused unrun."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable

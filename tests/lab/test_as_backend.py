@@ -1,13 +1,9 @@
 """The same passes under torch.compile: records and verdicts as in a recipe."""
 
-from __future__ import annotations
-
 import copy
-import sys
 import warnings
 from typing import Any
 
-import cloudpickle
 import pytest
 import torch
 from blocks import Block
@@ -18,8 +14,6 @@ from workbench import Batches, Outcome, Recipe, WorkbenchError, author, current_
 from workbench.graph.facts import facts_of
 from workbench.lab.compile_backend.backend import Backend, as_backend
 from workbench.torch_api.aot import parameter_of
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 LIGHT = ["lint", "effect", "collectives"]
 

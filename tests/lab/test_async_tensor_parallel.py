@@ -1,7 +1,5 @@
 """async_tensor_parallel: what torch's pass takes and leaves, who can run it, and the values."""
 
-from __future__ import annotations
-
 import re
 from functools import cache
 

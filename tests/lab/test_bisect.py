@@ -1,7 +1,5 @@
 """Seeded faults, each in a pass of a user's own: the pass is found, and the node, in both graphs."""
 
-from __future__ import annotations
-
 import json
 import re
 

@@ -1,7 +1,5 @@
 """`workbench calibrate`: what it measures, on CPU ranks, and where it cannot write."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The loss in pieces: the same loss and gradients, no whole logits, nothing computed twice, and each refusal."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from on_ranks import FSDP_TP, calls, small, trajectory

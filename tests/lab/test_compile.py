@@ -1,7 +1,5 @@
 """`workbench.compile` on one rank: the values of eager, what runs eagerly instead, and what a sentence refuses."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import re

@@ -1,12 +1,8 @@
 """`workbench.compile` of adopted models on two ranks: FSDP2's losses and parameters, bit for bit."""
 
-from __future__ import annotations
-
-import sys
 import warnings
 from typing import Any
 
-import cloudpickle
 import pytest
 import torch
 from fsdp2_models import Case, differing
@@ -15,7 +11,6 @@ import workbench
 from workbench import WorkbenchError
 from workbench.authoring.adopt import adopt
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = pytest.mark.ranks
 
 TOKENS = torch.arange(24).reshape(3, 8)

@@ -1,7 +1,5 @@
 """Dropout under compiled passes: the draws are those of eager PyTorch from the same seed."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

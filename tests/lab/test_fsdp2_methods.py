@@ -1,13 +1,9 @@
 """FSDP2's methods on adopted models: accumulation without communication, hints, and refusals."""
 
-from __future__ import annotations
-
 import contextlib
-import sys
 from typing import Any
 from unittest import mock
 
-import cloudpickle
 import pytest
 import torch
 from fsdp2_models import BF16, BF16_LOGITS, Case, differing
@@ -21,8 +17,6 @@ from workbench.lab.fsdp2_methods import accumulation
 from workbench.lab.fsdp2_methods.methods import AdoptedModule
 from workbench.torch_api.ops import collective_kind
 from workbench.world.fake import fake_world
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 def locally(case: Case, fault: bool = False) -> list[str]:

@@ -1,13 +1,10 @@
 """A pass as a plain function of a graph, in torchtitan's own pass lists and without it."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import pytest
 import torch
 from blocks import Block
@@ -20,8 +17,6 @@ from workbench.graph.facts import GraphFacts, set_facts
 from workbench.lab.graph_passes.graph_pass import as_graph_pass
 from workbench.torch_api.ops import collective_kind
 from workbench.world.ranks import ranks
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 ROOT = Path(__file__).parents[2]
 BLOCKS = ["layers.0", "layers.1"]

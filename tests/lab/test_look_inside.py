@@ -1,7 +1,5 @@
 """What Inductor makes of small functions, and what its passes do: each fact is seen to change with its cause."""
 
-from __future__ import annotations
-
 import json
 import linecache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """memory_budget: torch's cut fits the budget, the partition keeps the plan, and each fault is seen."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 

@@ -1,7 +1,5 @@
 """offload_activations: the same bits, less saved on the device, copies that compute hides, and every fault told."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """The schedules of all ranks, compared on fake worlds: roles, seeded faults, source lines, bad input."""
 
-from __future__ import annotations
-
 import pytest
 from faults import swap_on_rank_1
 from on_ranks import FSDP_TP, small, user_pass

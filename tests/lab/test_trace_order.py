@@ -1,7 +1,5 @@
 """`workbench order`: traces made by hand, one cause each, and what is no trace."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the tests of collectives' orders share."""
 
-from __future__ import annotations
-
 import pytest
 from stack import split
 

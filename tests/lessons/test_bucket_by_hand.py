@@ -1,7 +1,5 @@
 """Lesson 05's own bucketing against torch's: the same launches, and eager's values bit for bit."""
 
-from __future__ import annotations
-
 import operator
 
 import pytest

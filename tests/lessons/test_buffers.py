@@ -1,7 +1,5 @@
 """Inductor's code is followed statement by statement: what is allocated, what takes whose place, what is alive when."""
 
-from __future__ import annotations
-
 import pytest
 
 from workbench.errors import WorkbenchError

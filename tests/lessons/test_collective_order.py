@@ -1,7 +1,5 @@
 """The page's simulator against Python's, walls, and what an order that cannot be is told."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

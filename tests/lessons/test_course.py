@@ -1,7 +1,5 @@
 """The course from the command line: all notebooks with one page, scores that are kept, and bad input."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`workbench course --site DIR`: what it refuses, and what its pages say. tests/browser walks all of them."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

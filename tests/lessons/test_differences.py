@@ -1,7 +1,5 @@
 """Two captures of one step, aligned: what is told of real ones, and of planted differences."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The bytes of an exchange, graded as slots of each expert."""
 
-from __future__ import annotations
-
 import math
 
 from workbench_lessons.l09_route_tokens_to_experts.expert_slots import slot_bytes

@@ -1,7 +1,5 @@
 """What "Fewer bits, proved" counts and asks: graders with wrong answers; its sentences for each width."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Notebooks without a browser: parameters are checked before the first cell, a failing cell is named and kept."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

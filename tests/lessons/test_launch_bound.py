@@ -1,7 +1,5 @@
 """Launches against work: the estimate, at sizes where it is known who waits for whom."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import fx

@@ -1,7 +1,5 @@
 """Lessons: strict, parameters checked, guesses and answers scored."""
 
-from __future__ import annotations
-
 import ast
 from base64 import b64decode
 from collections.abc import Callable

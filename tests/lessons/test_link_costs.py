@@ -1,7 +1,5 @@
 """The grader of the tokens that hide collectives, on a layer with round figures."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """The tensor that an assert of generated code stopped at, and the kernel before it."""
 
-from __future__ import annotations
-
 import linecache
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """What the lesson on the reader's own program shows, and whom its checkpoint passes."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

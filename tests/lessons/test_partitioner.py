@@ -1,7 +1,5 @@
 """Every cut of a small graph, torch's own among them, and the budget's curve."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

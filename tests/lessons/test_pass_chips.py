@@ -1,7 +1,5 @@
 """Every list of a small recipe's passes: what runs is what the study finds, what is refused is what the recipe says."""
 
-from __future__ import annotations
-
 import pytest
 from unpacked import unpacked
 

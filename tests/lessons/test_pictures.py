@@ -1,7 +1,5 @@
 """What the pictures of the lessons say and refuse. What they draw is compared with the outputs of the notebooks."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """The lab's tables are DTensor's own answers, and the least cost is found by hand too."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.distributed.tensor import DTensor, Replicate

@@ -1,7 +1,5 @@
 """The states of four ranks, whose deadlocks are recorded by hand; lesson 10's notebook records them on real ranks."""
 
-from __future__ import annotations
-
 import json
 import re
 from itertools import product

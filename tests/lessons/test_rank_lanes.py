@@ -1,7 +1,5 @@
 """Lanes of ranks: what each left, where it waits, and what it did not reach; from records made by hand."""
 
-from __future__ import annotations
-
 from workbench.torch_api.distributed.flight_recorder import Launch
 from workbench.world.diagnosis import Failure, RankError
 from workbench_lessons.l10_run_on_real_ranks.pictures import awaited, lanes, waits

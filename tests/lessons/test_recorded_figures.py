@@ -1,7 +1,5 @@
 """Figures of GPUs: measured where they are, recorded elsewhere, and never made up."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

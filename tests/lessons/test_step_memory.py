@@ -1,7 +1,5 @@
 """Bytes alive over a step by kind, and the graders of "Capture a joint graph"."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 
 import pytest

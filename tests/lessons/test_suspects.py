@@ -1,7 +1,5 @@
 """Each planted pipeline: what sees its fault, what does not, and that the sound pass in its place heals it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import cache
 from typing import Any

@@ -1,7 +1,5 @@
 """What "The tour" shows are the figures of its step and of the records, and its graders name what is missing."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """The traces of "Read your own trace", and its graders with answers that are wrong in one way."""
 
-from __future__ import annotations
-
 import pytest
 
 from workbench.lab.traces import read_order

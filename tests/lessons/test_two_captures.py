@@ -1,7 +1,5 @@
 """What "Two captures" looks up in a graph."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

@@ -1,7 +1,5 @@
 """What "One graph for the whole step" counts and says, and its graders with answers that are wrong in one way."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

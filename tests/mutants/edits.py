@@ -1,7 +1,5 @@
 """What mutation operators share: their table, places in a graph where one applies, and edits that keep metadata."""
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass

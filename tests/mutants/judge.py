@@ -14,8 +14,6 @@ With --earlier, a mutant that touches the nodes that it touched in an earlier ta
 but for one of ten, which is judged again: the table says how many of these are judged otherwise.
 """
 
-from __future__ import annotations
-
 import argparse
 import csv
 import itertools

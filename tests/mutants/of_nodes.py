@@ -1,7 +1,5 @@
 """Mutation operators on nodes: their arguments and constants; what they draw and write; their place and operator."""
 
-from __future__ import annotations
-
 import math
 import operator
 from random import Random

@@ -1,7 +1,5 @@
 """Mutation operators between ranks: waits, collectives, their groups and reductions."""
 
-from __future__ import annotations
-
 from random import Random
 
 import torch

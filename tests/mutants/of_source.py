@@ -8,8 +8,6 @@ checkout of HEAD of its own, where these tests run until one fails. A line outsi
 tests count that run a line of its file.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import json

@@ -1,7 +1,5 @@
 """Mutation operators on values: their dtype, strides and metadata, and what a graph returns."""
 
-from __future__ import annotations
-
 from random import Random
 
 import torch

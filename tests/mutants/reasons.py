@@ -1,7 +1,5 @@
 """Why mutants that no verdict fails give the same bits on four inputs, or on those of numerics alone."""
 
-from __future__ import annotations
-
 from typing import Any
 
 SAME = "what is read instead gives the same bits, as a view or a copy does"

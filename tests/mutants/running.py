@@ -1,7 +1,5 @@
 """Make a mutant, judge it by its structure on a fake world, and by its values on real ranks."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass

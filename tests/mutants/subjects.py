@@ -1,7 +1,5 @@
 """The steps whose graphs are mutated: small models through several recipes, for two ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """`%%ranks` in a shell of this process: what it shows, completes, refuses and leaves."""
 
-from __future__ import annotations
-
 import linecache
 import re
 import threading

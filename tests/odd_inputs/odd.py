@@ -3,8 +3,6 @@
 The examples are new ones each time, and a failure prints the line that repeats it.
 """
 
-from __future__ import annotations
-
 import copy
 import random
 import string

@@ -1,7 +1,5 @@
 """Odd recipes, overrides, machine files and traces: each is used, or refused by name in a sentence."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import tomllib

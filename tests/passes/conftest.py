@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 from on_ranks import FSDP4, small
 

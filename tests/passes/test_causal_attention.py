@@ -1,7 +1,5 @@
 """causal_attention: a causal mask goes, with its backward; every other mask stays, and is told why."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx

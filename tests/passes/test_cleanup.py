@@ -1,7 +1,5 @@
 """graph_cleanup: what is idle goes, what only looks idle stays."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.fx import Graph, GraphModule

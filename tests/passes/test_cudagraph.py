@@ -1,7 +1,5 @@
 """cudagraph: recording, replaying and what is refused; on the CPU with its rehearsal."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """inductor_decomposition: the same graph at the capture and as a pass, with every node's metadata."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

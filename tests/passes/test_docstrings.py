@@ -1,7 +1,5 @@
 """The graphs in the docstrings of the passes are what comes out: each `example(...)` is run, as doctest runs it."""
 
-from __future__ import annotations
-
 import doctest
 from collections.abc import Callable
 from importlib import import_module

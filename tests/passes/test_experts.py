@@ -1,7 +1,5 @@
 """Passes on graphs with experts: what they leave alone, and what they refuse."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from on_ranks import calls, user_pass

@@ -2,8 +2,6 @@
 all of them.
 """
 
-from __future__ import annotations
-
 import pytest
 from on_ranks import FSDP_TP, small, trajectory
 

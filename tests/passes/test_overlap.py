@@ -1,7 +1,5 @@
 """overlap_collectives: what moves, what must not, and that Inductor leaves the order as it is."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from dataclasses import replace
 

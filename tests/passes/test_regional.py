@@ -1,7 +1,5 @@
 """regional_inductor: what enters a region, what never does, and what is refused before anything is compiled."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from on_ranks import FSDP_TP, small

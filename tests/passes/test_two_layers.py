@@ -1,7 +1,5 @@
 """Passes on one llama3 of two layers: activation_checkpointing, reshard_after_forward and both bucketings."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.distributed as dist

@@ -1,10 +1,6 @@
 """The verdict on authoring: a plan that gives wrong gradients fails, though every pass keeps them."""
 
-from __future__ import annotations
 
-import sys
-
-import cloudpickle
 import pytest
 import torch
 from torch import Tensor, nn
@@ -18,7 +14,6 @@ from workbench.graph.partition import partition
 from workbench.pipeline.proofs.authoring_proof import prove_authoring
 from workbench.world.mesh import current_world
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = pytest.mark.ranks
 
 HEADS, DIM = 4, 32

@@ -1,11 +1,7 @@
 """`build`: every step in one call, what it refuses before it starts, and that it leaves nothing behind."""
 
-from __future__ import annotations
-
 import os
-import sys
 
-import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
@@ -25,7 +21,6 @@ from workbench.world.mesh import current_world
 
 pytestmark = pytest.mark.integration
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 LISTS = ("activation_checkpointing", "reshard_after_forward"), ("transformer_block_bucketing",)
 
 

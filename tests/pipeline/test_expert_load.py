@@ -1,10 +1,6 @@
 """The load of experts: what is counted, how uneven it is, and a bias that moves against it."""
 
-from __future__ import annotations
 
-import sys
-
-import cloudpickle
 import pytest
 import torch
 
@@ -12,8 +8,6 @@ from workbench import World, author, load_recipe, train
 from workbench.authoring.models.moe import MoE, MoEConfig
 from workbench.pipeline.expert_load import ExpertLoad, balance
 from workbench_lessons.l09_route_tokens_to_experts.load_picture import table
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 LOAD = ExpertLoad(
     ["layers.1.moe", "layers.2.moe"],

@@ -1,7 +1,5 @@
 """A profile becomes a timeline: streams are matched with process groups by the order of their collectives."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

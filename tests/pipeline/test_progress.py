@@ -1,7 +1,5 @@
 """Progress: a line that ticks on a terminal and in a notebook, a line a stage elsewhere, or nothing."""
 
-from __future__ import annotations
-
 import os
 import pty
 import subprocess
@@ -10,7 +8,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import pytest
 
 from workbench import Recipe, current_world
@@ -19,7 +16,6 @@ from workbench.pipeline.progress import PROGRESS, Post, Ticking, telling
 from workbench.pipeline.recipe_ranks import on_ranks
 from workbench.world.ranks import RankPool
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 ROOT = Path(__file__).parents[2]
 
 

@@ -1,7 +1,5 @@
 """Reports: what makes them ok, how ranks are merged, and what is shown."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

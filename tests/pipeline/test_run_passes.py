@@ -1,11 +1,7 @@
 """The pipeline catches a bad pass: each seeded fault is registered as a user would, and must be seen."""
 
-from __future__ import annotations
-
 import re
-import sys
 
-import cloudpickle
 import faults
 import on_ranks
 import pytest
@@ -22,7 +18,6 @@ from workbench.pipeline.run_passes import each_no_effect, run_joint, run_partiti
 
 pytestmark = pytest.mark.integration
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 @pytest.fixture(scope="module")
 def captured(fake4):
@@ -258,7 +253,6 @@ def test_a_predicate_is_not_believed_where_nothing_changed(joint):
 
     for changes in (tags, adds_to_tags, adds_a_bucket):
         assert run_one(joint, changes, effect=always).verdict("effect").outcome is Outcome.PASS
-
 
 
 def test_a_contract_names_only_what_exists():

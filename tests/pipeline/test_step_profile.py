@@ -1,7 +1,5 @@
 """Time under kernels, from spans written by hand."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 

@@ -1,7 +1,5 @@
 """Byte-level text: deterministic, the same for every way of sharing out a batch, clear about what is missing."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

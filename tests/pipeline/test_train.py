@@ -1,10 +1,6 @@
 """Training: this rank's batches, the whole gradient's norm, microbatches, and `run` on ranks."""
 
-from __future__ import annotations
 
-import sys
-
-import cloudpickle
 import pytest
 import torch
 from on_ranks import FSDP_TP, gradients, small, user_pass
@@ -32,8 +28,6 @@ from workbench.torch_api.determinism import deterministic
 from workbench.world.ranks import RankPool
 
 pytestmark = pytest.mark.integration
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 def test_deterministic_settings_come_back():

@@ -1,7 +1,5 @@
 """One step of a module that returns anything: what is differentiated, and how its tensors are named."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """The rules of pass lists, word for word."""
 
-from __future__ import annotations
-
 import pytest
 
 from workbench.recipe.contracts import CONTRACTS, Numerics, PassContract, Stage, check_passes

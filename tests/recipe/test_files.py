@@ -1,7 +1,5 @@
 """Users' files are written whole, or stay as they were."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The door: what another package adds by an entry point, and what is left where a folder of the lab is gone."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Packages whose public names load on use: each name is there, and another one is refused."""
 
-from __future__ import annotations
-
 from importlib import import_module
 
 import pytest

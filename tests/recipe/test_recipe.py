@@ -1,7 +1,5 @@
 """Recipes: strict, all problems at once, exact round trips, and no torch to read one."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import subprocess

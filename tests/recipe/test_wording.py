@@ -1,7 +1,5 @@
 """How the package says how many, and what went wrong."""
 
-from __future__ import annotations
-
 import json
 
 from workbench.recipe.wording import counted, first_line, json_text

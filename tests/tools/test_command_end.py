@@ -1,7 +1,5 @@
 """How a command ends, with nothing left behind; and the files of a user that it imports."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

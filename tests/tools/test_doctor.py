@@ -1,7 +1,5 @@
 """The doctor: each fact that matters changes a line and says what to do."""
 
-from __future__ import annotations
-
 import json
 import tomllib
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A measured machine: its file, what is interpolated from it, and who uses it."""
 
-from __future__ import annotations
-
 import json
 from importlib import import_module
 

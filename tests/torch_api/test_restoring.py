@@ -1,7 +1,5 @@
 """A run of a module that leaves its tensors as they were: each is restored, and each is seen to change."""
 
-from __future__ import annotations
-
 import random
 import sys
 

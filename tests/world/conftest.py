@@ -1,7 +1,5 @@
 """Ranks that tests end, and the table of faults: its rows are printed at the end of the run (tests/conftest.py)."""
 
-from __future__ import annotations
-
 import pytest
 
 from workbench.world.ranks import ranks

@@ -1,7 +1,5 @@
 """Looking at processes from outside, for the tests of the pool."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable
 from pathlib import Path

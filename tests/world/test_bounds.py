@@ -1,7 +1,5 @@
 """More ranks than a machine can hold are refused before one is started, whichever way they are asked for."""
 
-from __future__ import annotations
-
 import os
 import resource
 import time

@@ -1,7 +1,5 @@
 """Where the ranks part, from what each of them launched."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from workbench.torch_api.distributed.flight_recorder import Launch

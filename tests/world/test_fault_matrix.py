@@ -3,14 +3,11 @@
 The rows are printed as a table at the end of the run.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import re
 import resource
 import signal
-import sys
 import tempfile
 import threading
 import time
@@ -18,7 +15,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
@@ -27,7 +23,6 @@ from processes import SOON, wait_until_gone
 from workbench.world.ranks import RankError, ranks
 
 pytestmark = pytest.mark.ranks
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 TIMEOUT = 2.0
 
 

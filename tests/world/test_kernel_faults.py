@@ -1,7 +1,5 @@
 """`%%ranks` in real Jupyter kernels: what is left when a kernel is interrupted, restarted, shut down or killed."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """Worlds: their meshes, what they refuse, and what they leave behind."""
 
-from __future__ import annotations
-
 import os
 import sys
 

@@ -1,13 +1,9 @@
 """Calls in the background, streams, some ranks only, and what can be asked while a call runs."""
 
-from __future__ import annotations
-
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
@@ -17,7 +13,6 @@ from workbench.errors import WorkbenchError
 from workbench.world.ranks import RankError, ranks
 
 pytestmark = [pytest.mark.ranks, pytest.mark.compat]
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """The pool on its good days: results, output, warm calls, clean leaving, and bad arguments."""
 
-from __future__ import annotations
-
 import gc
 import os
 import subprocess
@@ -11,7 +9,6 @@ import threading
 import time
 from pathlib import Path
 
-import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
@@ -23,7 +20,6 @@ from workbench.world.rank_output import Echo
 from workbench.world.ranks import RankError, RankPool, ranks
 
 pytestmark = pytest.mark.ranks
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 LISTEN = "0A"
 LOOPBACK = {"0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F"}

@@ -1,7 +1,5 @@
 """The pool on its bad days. Every fault names its rank, ends all ranks, and the next call works."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import re
@@ -12,7 +10,6 @@ import tempfile
 import threading
 import time
 
-import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
@@ -25,7 +22,6 @@ from workbench.world.diagnosis import Failure, cause, exit_text, read_stack, sta
 from workbench.world.ranks import RankError, ranks
 
 pytestmark = pytest.mark.ranks
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 @pytest.fixture

@@ -1,12 +1,9 @@
 """What this process registered is registered on the ranks, whichever way they are called, and as it is by then."""
 
-from __future__ import annotations
-
 import sys
 import threading
 import time
 
-import cloudpickle
 import pytest
 import torch
 from on_ranks import small
@@ -19,7 +16,6 @@ from workbench.passes import registry
 from workbench.tools.own_files import import_file
 from workbench.world import registered
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = pytest.mark.ranks
 FACTOR = 2
 

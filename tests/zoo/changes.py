@@ -1,7 +1,5 @@
 """Odd modules that ask torch about tensors, modes and the trace, or whose surroundings change between the steps."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from types import SimpleNamespace

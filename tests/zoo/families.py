@@ -1,7 +1,5 @@
 """Families of transformers, built from tiny configurations without a download."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

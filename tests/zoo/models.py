@@ -4,8 +4,6 @@ Each is made from the width of its input and takes float32 tensors of shape (bat
 shape (batch, SEQ); what it returns becomes a loss. outcomes.toml says of each what becomes of it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Odd modules that call operators which the user defines with torch.library."""
 
-from __future__ import annotations
-
 import importlib.util
 
 import torch

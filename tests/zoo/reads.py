@@ -1,7 +1,5 @@
 """Odd modules whose forward reads or changes what lies outside of its tensors: who is asked, drawn, set or replaced."""
 
-from __future__ import annotations
-
 import contextvars
 import os
 import random

@@ -2,8 +2,6 @@
 through autograd.
 """
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Triton kernels that the user writes train as in eager PyTorch: a bare one, and one in an operator."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """DeepSeek v3 against definitions written out by hand, token by token and expert by expert."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

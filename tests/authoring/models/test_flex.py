@@ -1,7 +1,5 @@
 """FlexAttention: its masks against masks written out by hand, and the model that uses it against the one without."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

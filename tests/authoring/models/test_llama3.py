@@ -1,7 +1,5 @@
 """The llama3 modules against definitions written out by hand."""
 
-from __future__ import annotations
-
 import torch
 from torch.nn import functional as F
 

@@ -1,7 +1,5 @@
 """The loss over a vocabulary that is cut over ranks, against the whole one."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.distributed.device_mesh import init_device_mesh

@@ -1,7 +1,5 @@
 """What no definition in test_deepseek_v3.py says of experts: dropped copies, and the kernel of a GPU."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Attention and RMS norm in parts cost on a GPU what its one kernel costs, and on a CPU what the parts cost."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel

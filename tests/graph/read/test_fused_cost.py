@@ -1,7 +1,5 @@
 """The estimate of what a compiler fuses, against the kernels that Inductor writes for the same graphs."""
 
-from __future__ import annotations
-
 import pytest
 from torch._inductor import config
 

@@ -1,7 +1,5 @@
 """What is said of kernels: by node, in counts, and of nodes that are in none; compilations are made up."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -1,7 +1,5 @@
 """The spans of a simulated step add up to the scheduler's own figures, and say why a collective is exposed."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The simulated timeline, on graphs whose times are written by hand."""
 
-from __future__ import annotations
-
 import operator
 from dataclasses import replace
 

@@ -1,12 +1,8 @@
 """float8_matmul: what is converted, what stays and why, what travels, and each fault that a verdict must catch."""
 
-from __future__ import annotations
-
-import sys
 from collections import Counter
 from dataclasses import replace
 
-import cloudpickle
 import pytest
 import torch
 from on_ranks import FSDP_TP, calls, full_level, insert, small, user_pass
@@ -21,7 +17,6 @@ from workbench.passes.registry import find_pass
 from workbench.torch_api.devices.float8 import scaled_products
 
 pytestmark = pytest.mark.integration
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 NAME, BLOCKS, ATEN = "float8_matmul", "transformer_block_bucketing", torch.ops.aten
 FSDP2 = {"dp_shard": 2}
 BFLOAT16 = {"precision.param": "bfloat16"}
@@ -216,7 +211,6 @@ def test_the_verdicts_on_ranks(pool, mesh, scaling):
 # float8_matmul: which casts are saved and gathered.
 
 WO, TOKENS = "layers.0.attention.wo", 2 * 16
-
 
 
 def saved_for(pair, module, rows):

@@ -1,7 +1,5 @@
 """float8_matmul: each reason of a product's own why it stays, and whether the ranks emulate what is converted."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

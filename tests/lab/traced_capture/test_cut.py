@@ -1,10 +1,6 @@
 """Traced captures: where recomputation is placed, the faults that its check must find, and training on ranks."""
 
-from __future__ import annotations
 
-import sys
-
-import cloudpickle
 import pytest
 import torch
 from on_ranks import calls, insert, of_the_list, small, user_pass
@@ -21,8 +17,6 @@ from workbench.recipe.sections import PassSpec
 from workbench.torch_api import aot
 from workbench.torch_api.ops import op_name
 from workbench_lessons.l17_two_captures.compare import compare_captures, on_rank
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 pytestmark = pytest.mark.integration
 AC = PassSpec(name="activation_checkpointing", options={"policy": "full"})

@@ -1,7 +1,5 @@
 """Recipes on a traced capture, each in a world of its own."""
 
-from __future__ import annotations
-
 import pytest
 from on_ranks import small, user_pass
 

@@ -1,7 +1,5 @@
 """Checkpoints: a resumed run is bitwise the run that was not interrupted, and nothing that goes wrong loses one."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -9,9 +7,7 @@ import random
 import re
 import shutil
 import signal
-import sys
 
-import cloudpickle
 import numpy
 import pytest
 import torch
@@ -25,7 +21,6 @@ from workbench.lab.weights.checkpoints import ABOUT, SAVING, Checkpoints, checke
 from workbench.pipeline import train as training
 
 pytestmark = pytest.mark.integration
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 ALONE = World("gloo", 1, 0, torch.device("cpu"))
 
 

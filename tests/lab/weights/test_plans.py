@@ -1,10 +1,6 @@
 """A plan of transformers as one of ours: the sharded model computes what the plain one does."""
 
-from __future__ import annotations
 
-import sys
-
-import cloudpickle
 import pytest
 import torch
 from torch import nn
@@ -21,7 +17,6 @@ from workbench.pipeline.proofs.authoring_proof import prove_authoring
 from workbench.torch_api.restoring import shard_of
 from workbench.world.mesh import current_world
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 transformers = pytest.importorskip("transformers")
 
 

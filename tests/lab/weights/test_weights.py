@@ -1,13 +1,9 @@
 """Weights from a folder of safetensors: bitwise the tensors there, read in slices, computing what transformers does."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
-import sys
 
-import cloudpickle
 import pytest
 import torch
 from on_ranks import small
@@ -19,7 +15,6 @@ from workbench.torch_api.restoring import shard_of
 from workbench.world.mesh import World
 
 pytestmark = pytest.mark.integration
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 ALONE = World("gloo", 1, 0, torch.device("cpu"))
 SIZES = {"n_layers": 2, "vocab_size": 256, "dim": 32, "ffn_dim": 48}
 ONE, INDEX = "model-00001-of-00001.safetensors", "model.safetensors.index.json"

@@ -1,7 +1,5 @@
 """What a fingerprint sees of code, and what it must not take for a change."""
 
-from __future__ import annotations
-
 import enum
 import functools
 import importlib

@@ -1,7 +1,5 @@
 """Every text with simulated figures says what is known of their error: of a data sheet, and of a measured machine."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,13 +1,9 @@
 """`what_if`: exactly what a change affects runs again, and the answer is that of a fresh build, node for node."""
 
-from __future__ import annotations
-
 import copy
 import re
-import sys
 from collections import OrderedDict
 
-import cloudpickle
 import pytest
 import torch
 from on_ranks import FSDP4, FSDP_TP, small
@@ -20,7 +16,6 @@ from workbench.recipe.recipe import RecipeError
 
 pytestmark = pytest.mark.integration
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 JOINT = ("inductor_decomposition", "activation_checkpointing", "reshard_after_forward")
 LATER = ("transformer_block_bucketing", "overlap_collectives")
 ALL = ["author", "capture", *JOINT, "partition", *LATER]

@@ -1,7 +1,5 @@
 """Faults to plant in the graph of a whole step: each takes a GraphModule and changes it in place."""
 
-from __future__ import annotations
-
 import torch
 from torch.fx import GraphModule, Node
 

@@ -1,10 +1,6 @@
 """fused_clip_adamw: what it does to the update, what trains, and the faults that are caught."""
 
-from __future__ import annotations
 
-import sys
-
-import cloudpickle
 import pytest
 import torch
 from on_ranks import of_the_list, outcomes, small, user_pass
@@ -17,7 +13,6 @@ from workbench.lab.whole_step.join import Update, join
 from workbench.lab.whole_step.transform import clipping_in_the_update
 
 pytestmark = pytest.mark.integration
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 ALONE = World("gloo", 1, 0, torch.device("cpu"))
 FUSED = "fused_clip_adamw"
 

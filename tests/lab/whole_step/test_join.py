@@ -1,7 +1,5 @@
 """The whole step in one graph: trained against eager, planted faults, what cannot be joined, schedules and replay."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,11 +1,7 @@
 """Recipes whose step is one graph, on real ranks: bitwise the eager loop, every verdict, and planted faults."""
 
-from __future__ import annotations
-
-import sys
 from unittest.mock import patch
 
-import cloudpickle
 import pytest
 import torch
 from on_ranks import FSDP_TP, build_with, calls, full_level, of_the_list, outcomes, small, user_pass
@@ -20,7 +16,6 @@ from workbench.recipe.recipe import RecipeError
 from workbench.torch_api.determinism import deterministic
 
 pytestmark = pytest.mark.integration
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 @gloo_and_nccl(2)

@@ -1,7 +1,5 @@
 """Recipes whose step is one graph, and their training beside the eager loop. In a module that ranks import."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from on_ranks import of_the_list, small

@@ -1,7 +1,5 @@
 """The text of each picture and table holds the facts of what it shows, and no time that differs from run to run."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter, OrderedDict
 from dataclasses import replace

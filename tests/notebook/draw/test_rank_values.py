@@ -1,7 +1,5 @@
 """One value where the ranks agree, each distinct one where they do not."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

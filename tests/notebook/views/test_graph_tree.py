@@ -1,7 +1,5 @@
 """A tree of modules holds every operator once, folds what is alike and nothing else, and stays small."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """Where a node came from: each pass that touched it, and the partitioner where it made it."""
 
-from __future__ import annotations
-
 import pytest
 
 from workbench.notebook.graph_diff import diffs, tagged

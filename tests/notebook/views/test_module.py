@@ -1,7 +1,5 @@
 """The committed ES module is what its sources and its lock file make, and it needs no network."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

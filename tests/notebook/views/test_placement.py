@@ -1,7 +1,5 @@
 """Placements that a graph can know: parameters' own, and what collectives beside a value say of their axis alone."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from graphs_by_hand import C10D, DIM, gather, group_name, shards, trace

@@ -1,7 +1,5 @@
 """What the views answer, how much they send, and that a saved notebook keeps none of it."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """AdamW on shards: torch's bits, and no list of DTensors in its operators. The fused one on fake tensors."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

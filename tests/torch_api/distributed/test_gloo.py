@@ -1,10 +1,6 @@
 """Every gloo group of a rank, also of a mesh that a user makes, has one worker thread: two corrupt the heap."""
 
-from __future__ import annotations
 
-import sys
-
-import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
@@ -12,7 +8,6 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from workbench.world.ranks import ranks
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = pytest.mark.ranks
 
 

@@ -1,7 +1,5 @@
 """NCCL's setting for CUDA graphs: made before NCCL starts, and missed by the pass. No GPU is needed."""
 
-from __future__ import annotations
-
 import os
 from contextlib import ExitStack
 from unittest.mock import patch

@@ -1,7 +1,5 @@
 """Kernels and code that leave the process that built them: for which GPU, under which name, and where they arrive."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Which kernels Inductor is seen to make of a graph: complete, in calling order, and said where it is not."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

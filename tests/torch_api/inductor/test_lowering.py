@@ -1,7 +1,5 @@
 """What Inductor is told of a graph before it compiles it, and what it keeps of the graph."""
 
-from __future__ import annotations
-
 import re
 from contextlib import nullcontext
 

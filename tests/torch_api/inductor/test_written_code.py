@@ -1,7 +1,5 @@
 """A graph as bytes: it comes back as it was, equal graphs have equal digests, and what no file can hold is refused."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 
