@@ -66,22 +66,6 @@ def takes_gelu(gm: GraphModule) -> GraphModule:
     return gm
 
 
-def takes_gelu_anew(gm: GraphModule) -> GraphModule:
-    """The same fault with a new node in its place."""
-    silu = calls(gm, "aten.silu")[0]
-    reread(silu, insert(gm, silu, ATEN.gelu.default, silu.args[0]))
-    gm.graph.erase_node(silu)
-    return gm
-
-
-def takes_gelu_and_renames(gm: GraphModule) -> GraphModule:
-    """No operator keeps its name, as after a retrace."""
-    takes_gelu(gm)
-    for i, node in enumerate(n for n in gm.graph.nodes if n.op == "call_function"):
-        node._rename(f"node_{i}")
-    return gm
-
-
 def decomposes_and_errs(gm: GraphModule) -> GraphModule:
     """One operator becomes many, as it should, and one of these is wrong."""
     gm = find_pass("inductor_decomposition").function(gm, [], options=DecompositionOptions())
@@ -149,16 +133,6 @@ def errs_on_rank_1(gm: GraphModule) -> GraphModule:
     return gm
 
 
-def reorders_on_rank_1(gm: GraphModule) -> GraphModule:
-    """The gather of w2 is launched before that of wq, which has another shape."""
-    if dist.get_rank() == 1:
-        first, node = gather_of(gm, "wq"), gather_of(gm, "w2")
-        while node.op != "placeholder":  # the gather, and the views of the shard that it sends
-            first.prepend(node)
-            first, node = node, node.all_input_nodes[0]
-    return gm
-
-
 def drops_on_rank_1(gm: GraphModule) -> GraphModule:
     """Instead of a gather rank 1 repeats its shard."""
     if dist.get_rank() == 1:
@@ -189,8 +163,8 @@ def does_nothing(gm: GraphModule) -> GraphModule:
 
 
 JOINT: tuple[Callable[[GraphModule], GraphModule], ...] = (
-    drops_an_add, rounds, takes_gelu, takes_gelu_anew, takes_gelu_and_renames, decomposes_and_errs,
-    gathers_another_weight, sums_gradients, returns_gradients_swapped, errs_on_rank_1, multiplies_what_does_not_fit,
+    drops_an_add, rounds, takes_gelu, decomposes_and_errs, gathers_another_weight,
+    sums_gradients, returns_gradients_swapped, errs_on_rank_1, multiplies_what_does_not_fit,
     does_nothing)
 PARTITIONED = (negates_in_backward, saves_another_tensor, buckets_and_mixes)
 
@@ -213,7 +187,7 @@ def find_all() -> dict[str, Found | None]:
     return found | {"partitioned": first_wrong(sound, inputs, expected=["overlap_collectives"])[0]}
 
 
-PARTING = (reorders_on_rank_1, drops_on_rank_1, loses_an_output_on_rank_1)
+PARTING = (drops_on_rank_1, loses_an_output_on_rank_1)
 
 
 def find_where_ranks_part() -> dict[str, Found | None]:

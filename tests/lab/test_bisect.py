@@ -11,11 +11,9 @@ from bad_passes import (
     PARTING,
     PARTITIONED,
     RECIPE,
-    TINY,
     find_all,
     find_where_ranks_part,
     reread,
-    takes_gelu,
 )
 from faults import GATHER, SCATTER, without_metadata
 from graphs_by_hand import group_name, named
@@ -47,8 +45,6 @@ FAULTS = {
     "drops_an_add": ("joint", "aten.pow.Tensor_Scalar", "aten.pow.Tensor_Scalar", "layers.0.ffn_norm", "layers.py"),
     "rounds": ("joint", "aten.mm", "aten._to_copy", "layers.0.attention.wo", "llama3.py"),
     "takes_gelu": ("joint", "aten.silu", "aten.gelu", "layers.0.feed_forward", "layers.py"),
-    "takes_gelu_anew": ("joint", "aten.silu", "aten.gelu", "layers.0.feed_forward", "layers.py"),
-    "takes_gelu_and_renames": ("joint", "aten.silu", "aten.gelu", "layers.0.feed_forward", "layers.py"),
     "decomposes_and_errs": ("joint", "aten.silu", "aten.div.Tensor", "layers.0.feed_forward", "layers.py"),
     "gathers_another_weight": ("joint", GATHER, GATHER, "layers.0.attention.wv", "llama3.py"),
     "sums_gradients": ("joint", SCATTER, SCATTER, "layers.0.feed_forward.w3", "layers.py"),
@@ -89,15 +85,9 @@ def test_sound_passes_are_not_blamed_and_an_idle_one_is(found):
 
 @pytest.mark.nightly
 @pytest.mark.ranks
-def test_the_text_and_the_data(found):
+def test_the_data(found):
     whole = Bisection("small", "2 gloo ranks", ("sound", "drops_an_add"), found[0]["drops_an_add"], {}, ("numerics",))
-    lines = repr(whole).splitlines()
-    assert lines[0] == "bisect: small on 2 gloo ranks; passes sound, drops_an_add"
-    assert lines[1].startswith("first pass: 'drops_an_add', 2 of 2: rank ")
-    assert lines[2].startswith("first node: pow_2 (aten.pow.Tensor_Scalar) of the joint graph, on ranks 0, 1: 512 of ")
-    assert lines[3] == "  before pow_2 = aten.pow.Tensor_Scalar(add_1, 2), float32 [2, 16, 16]"
-    assert lines[5] == "  after  pow_2 = aten.pow.Tensor_Scalar(embedding, 2), float32 [2, 16, 16]"
-    assert lines[7:] == ["covered: numerics"]
+    assert repr(whole).splitlines()[-1] == "covered: numerics"  # docs/lab/bisect.md has a whole text
     data = json.loads(json.dumps(whole.to_dict()))
     assert not data["ok"] and data["found"]["after"]["name"] == "pow_2" and data["found"]["ranks"] == [0, 1]
 
@@ -109,26 +99,10 @@ def test_where_the_ranks_part_the_pass_and_the_rank_are_found(pool2):
     assert found == other and list(found) == [fault.__name__ for fault in PARTING]
     for first in found.values():
         assert first.record == "bad" and first.ranks == (1,), first
-    for fault in PARTING[:2]:
-        problem = found[fault.__name__].problem
-        assert problem.startswith("collectives FAIL: rank 1 would run _c10d_functional.all_gather"), problem
-        assert "where rank 0 runs" in problem and "the ranks would hang" in problem
+    problem = found["drops_on_rank_1"].problem
+    assert problem.startswith("collectives FAIL: rank 1 would run _c10d_functional.all_gather"), problem
+    assert "where rank 0 runs" in problem and "the ranks would hang" in problem
     assert found["loses_an_output_on_rank_1"].problem.startswith("lint FAIL: ")
-
-
-TWO = ["--set", "mesh.dp_shard=2", "mesh.tp=1", "model.n_layers=1", "data.seq_len=16",
-       *(f"{key}={value}" for key, value in TINY.items())]
-
-
-@pytest.mark.nightly
-@pytest.mark.ranks
-def test_the_command_finds_a_fault_among_passes(tmp_path, capsys):
-    path = tmp_path / "found.json"
-    with user_pass("takes_gelu", takes_gelu, numerics="lossy", tolerance=1e-7):
-        lists = ['joint_passes=["takes_gelu", "activation_checkpointing"]']
-        assert main(["bisect", "llama3_fsdp", *TWO, *lists, "--json", str(path)]) == 1
-    assert "first node: silu (aten.gelu) of the joint graph, on ranks 0, 1" in capsys.readouterr().out
-    assert json.loads(path.read_text())["found"]["record"] == "takes_gelu"
 
 
 def half(gm):
@@ -138,7 +112,7 @@ def half(gm):
 
 
 def test_without_ranks_every_light_verdict_counts():
-    for fault, problem in ((without_metadata, "lint FAIL: "), (lambda gm: gm, "NO_EFFECT: "), (half, "FAIL: ")):
+    for fault, problem in ((without_metadata, "lint FAIL: "), (half, "FAIL: ")):
         with user_pass("bad", fault) as name:
             recipe = RECIPE.override({"joint_passes": ["reshard_after_forward", name]})
             found = bisect(recipe, world="fake", progress=False)

@@ -1,6 +1,5 @@
 """What Inductor makes of small functions, and what its passes do: each fact is seen to change with its cause."""
 
-import json
 import linecache
 from pathlib import Path
 
@@ -170,17 +169,6 @@ def test_passes_that_leave_no_graph_are_left_out_and_told():
     explanation = inductor_passes(recipe)
     assert explanation.left_out == ("regional_inductor", "cudagraph")
     assert "left out, since they leave Inductor no graph: regional_inductor, cudagraph" in explanation.table()
-
-
-@pytest.mark.nightly
-def test_command_line(capsys, tmp_path):
-    args = ["explain", "llama3", "--set", "mesh.dp_shard=2", "mesh.tp=1", "model.n_layers=1", "data.seq_len=16"]
-    assert main([*args, "--changed", "--json", str(tmp_path / "x.json")]) == 0
-    text = capsys.readouterr().out
-    assert text.startswith("llama3, torch ") and "post-grad, on the recipe's backward graph" in text
-    assert max(map(len, text.splitlines())) <= 120
-    data = json.loads((tmp_path / "x.json").read_text())
-    assert len(data["passes"]) > 20 and data["recipe"]["mesh"]["dp_shard"] == 2
 
 
 def test_what_cannot_be_explained(capsys):
