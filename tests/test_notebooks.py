@@ -123,10 +123,12 @@ def parameters_guesses_checkpoints_and_exhibits_are_those_of_the_lesson(path: Pa
     lesson = load_lesson(path.stem)
     first, *others = cells(path)
     assert tags(first) == ["parameters"]
-    given: dict[str, Any] = {}
-    exec(source(first), given)  # assignments only
-    assert {k: v for k, v in given.items() if k != "__builtins__"} == {
-        name: p.default for name, p in lesson.parameters.items()}
+    given = papermill.inspect_notebook(str(path))
+    assert list(given) == list(lesson.parameters)
+    for name, parameter in lesson.parameters.items():
+        row = given[name]
+        assert (ast.literal_eval(row["default"]), row["inferred_type_name"]) == (parameter.default, parameter.type)
+        assert row["help"].startswith(parameter.about)
     exhibits = {tags(c)[1]: shown(c) for c in cells(path) if tags(c)[:1] == ["museum"]}
     assert sorted(exhibits) == sorted(e.name for e in lesson.museum)
     assert all(exhibit.verdict in exhibits[exhibit.name] for exhibit in lesson.museum)
