@@ -1,8 +1,10 @@
 """Small graphs for the tests of checks: one FSDP axis, functional collectives, no capture needed."""
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -11,6 +13,8 @@ from workbench.graph.facts import GraphFacts, Part, set_facts
 from workbench.torch_api.ops import storage_key
 
 C10D = torch.ops._c10d_functional
+OFFLOADS = pytest.mark.skipif(find_spec("torch._functorch._activation_offloading.offload_ops") is None,
+                              reason="torch's operators of offloading came with 2.13")
 DIM = 8
 
 

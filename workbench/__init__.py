@@ -27,6 +27,7 @@ _NAMES_BY_MODULE = {
     "graph.read.nodes": "provenance",
     "lab.compile_backend.backend": "as_backend",
     "lab.graph_passes.graph_pass": "as_graph_pass",
+    "lab.graph_passes.judge": "judge_graph_passes judged",
     "lab.schedule.compare": "compare_schedules",
     "lab.user_step.compile": "compile",
     "lab.what_if.study": "Study what_if",

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 import torch.distributed as dist
-from graphs_by_hand import named, trace, two_layer_graph
+from graphs_by_hand import OFFLOADS, named, trace, two_layer_graph
 from on_ranks import insert, user_pass
 
 from workbench.checks.agreement import exchange, schedule
@@ -172,11 +172,6 @@ def offloaded(shard, x, *, early=False):
     return [total, between, back.cos()]
 
 
-OFFLOADS = pytest.mark.skipif(
-    not __import__("importlib").util.find_spec("torch._functorch._activation_offloading.offload_ops"),
-    reason="torch's operators of offloading came with 2.13")
-
-
 @OFFLOADS
 def test_a_read_behind_the_wait_that_frees_is_told(fake4):
     inputs = torch.ones(8, 8), torch.ones(8, 8)
@@ -203,7 +198,7 @@ def test_what_is_on_the_host_takes_no_memory_of_the_device(fake4):
 
 
 @OFFLOADS
-def test_offloading_runs_on_a_cpu_and_frees_there_too():
+def test_offloading_runs_on_a_cpu_and_shows_a_read_of_what_it_frees():
     from workbench.torch_api.devices.host_copies import run_on_cpu
 
     def graph(early):
@@ -215,5 +210,4 @@ def test_offloading_runs_on_a_cpu_and_frees_there_too():
     hidden = inputs[1] @ inputs[0]
     total, _, back = graph(False)(*copies(inputs))
     assert torch.equal(back, hidden.cos()) and torch.equal(total, hidden.relu().sum())
-    with pytest.raises(RuntimeError):
-        graph(True)(*copies(inputs))
+    assert graph(True)(*copies(inputs))[1].isnan().all()

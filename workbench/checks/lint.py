@@ -201,7 +201,7 @@ def stale_reads(gm: torch.fx.GraphModule) -> list[str]:
     return list(problems.values())
 
 
-def _frees(node: torch.fx.Node) -> list[torch.fx.Node]:
+def freed_inputs(node: torch.fx.Node) -> list[torch.fx.Node]:
     """The input whose storage this node frees, as the wait of torch's offloading does."""
     source = argument(node, "keepalive") if op_name(node.target) == "ao.wait_tensor" else None
     return [source] if isinstance(source, torch.fx.Node) else []
@@ -210,7 +210,7 @@ def _frees(node: torch.fx.Node) -> list[torch.fx.Node]:
 def _freed_reads(gm: torch.fx.GraphModule) -> list[str]:
     """Reads of a value behind the wait of torch's offloading that frees it."""
     problems: dict[torch.fx.Node, str] = {}
-    for root, reader, wait in _late_reads(gm, _frees):
+    for root, reader, wait in _late_reads(gm, freed_inputs):
         problems.setdefault(root, f"{root.name} is read by {reader.name} after {wait.name} has freed it")
     return list(problems.values())
 

@@ -20,7 +20,7 @@ from workbench.errors import UnusableGraph, no_exit, shown_file
 from workbench.graph.facts import Known, Order
 from workbench.passes.effect import Effect
 from workbench.passes.registry import Graphs, RegisteredPass
-from workbench.recipe.contracts import Stage
+from workbench.recipe.contracts import PassContract, Stage
 from workbench.torch_api.garbage import uncollected
 
 T = TypeVar("T")
@@ -97,6 +97,11 @@ class PassRecord:
         if verdict and verdict.evidence.get("unusable"):
             return UnusableGraph(self.name, verdict.message + _defined_at(self.item))
         return None
+
+    def judge_by(self, contract: PassContract) -> None:
+        """Hold the pass to another contract from now on."""
+        self.item = replace(self.item, contract=contract)
+        self._readings.clear()
 
     def fork(self, known: Known) -> PassRecord:
         """The same record of another run, which may be partitioned otherwise."""

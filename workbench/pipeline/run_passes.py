@@ -191,6 +191,13 @@ def run_joint(
     """
     joint.require_open()
     chosen = [choose(spec, JOINT, "run_joint") for spec in listed(specs, "run_joint")]
+    return run_chosen(joint, chosen, progress)
+
+
+def run_chosen(
+    joint: Joint, chosen: Iterable[tuple[RegisteredPass, Any]], progress: Callable[[str], None]
+) -> list[PassRecord]:
+    """`run_joint` of passes with their options."""
     records: list[PassRecord] = []
     for item, options in chosen:
         joint.require_open()

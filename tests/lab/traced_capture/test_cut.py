@@ -3,6 +3,7 @@
 
 import pytest
 import torch
+from graphs_by_hand import OFFLOADS
 from on_ranks import calls, insert, of_the_list, small, user_pass
 
 from workbench import WorkbenchError, author, author_module, build, capture, current_world, run_joint
@@ -63,13 +64,29 @@ def reads_another_value(kept, pair):
 
 
 def was_overwritten(kept, pair):
-    node = next(n for n in repeats(pair) if n.all_input_nodes and n.all_input_nodes[0].op == "placeholder"
-                and aot.parameter_of(n.all_input_nodes[0]) is None)
-    read = next(n for n in kept.graph.nodes if n.name == node.meta[AGAIN]).all_input_nodes[0]
-    end = next(n for n in kept.graph.nodes if is_backward(n) and n.op == "call_function")
+    read, end = repeated_from(kept, pair)
     with kept.graph.inserting_before(end):
         written = kept.graph.call_function(torch.ops.aten.mul_.Scalar, (read, 2))
     written.meta = {"val": read.meta["val"], "partitioner_tag": "is_forward"}
+
+
+def was_freed(kept, pair):
+    from torch._functorch._activation_offloading import offload_ops  # noqa: F401  # which registers the operators
+
+    read, end = repeated_from(kept, pair)
+    with kept.graph.inserting_before(end):
+        host = kept.graph.call_function(torch.ops.ao.offload.default, (read,))
+        wait = kept.graph.call_function(torch.ops.ao.wait_tensor.default, (host, read))
+    for node in (host, wait):
+        node.meta = {"val": read.meta["val"], "partitioner_tag": "is_forward"}
+
+
+def repeated_from(kept, pair):
+    """What a repeated node reads of the forward's values, and the first node of the backward."""
+    node = next(n for n in repeats(pair) if n.all_input_nodes and n.all_input_nodes[0].op == "placeholder"
+                and aot.parameter_of(n.all_input_nodes[0]) is None)
+    read = next(n for n in kept.graph.nodes if n.name == node.meta[AGAIN]).all_input_nodes[0]
+    return read, next(n for n in kept.graph.nodes if is_backward(n) and n.op == "call_function")
 
 
 def misses_a_gradient(kept, pair):
@@ -91,6 +108,7 @@ def saves_a_tagged_one(kept, pair):
 
 @pytest.mark.parametrize(("fault", "said"), [
     (reads_another_value, "is repeated as aten.mm"), (was_overwritten, "has overwritten"),
+    pytest.param(was_freed, "has freed", marks=OFFLOADS),
     (misses_a_gradient, "the backward returns no gradient of 'tok_embeddings.weight'"),
     (saves_a_tagged_one, "and the backward gets it from the forward")])
 def test_a_fault_of_the_repeats_is_found(traced, fault, said):

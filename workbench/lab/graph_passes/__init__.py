@@ -1,8 +1,13 @@
-"""`as_graph_pass`: a pass as a plain function of a graph, for the pass lists of other compilers' pipelines.
+"""Passes across the border: ours as plain functions for other lists, and other lists under our verdicts.
 
-    graph_pass  the function, and its records
+    bridge      direction, module and value of nodes, here and there
+    graph_pass  a pass of ours as a function of a graph
+    judge       a list of such functions, judged on our capture or in anybody's trainer
 """
 
 from workbench.recipe.public_names import on_use
 
-__getattr__ = on_use(__name__, {"as_graph_pass": ".graph_pass"})
+__getattr__ = on_use(
+    __name__,
+    {"as_graph_pass": ".graph_pass", "judge_graph_passes": ".judge", "judged": ".judge"},
+)

@@ -2,7 +2,6 @@
 
 torchtitan's compiler toolkit (until 0.2) runs lists on a joint graph, and then on forward and backward. Its
 graph_trainer (from 0.3) traces loss and gradients into one graph, without torch's descriptors, and runs one list on it.
-There a node has its direction as `autograd_backward` and its module as `custom["module_fqn"]`.
 """
 
 from __future__ import annotations
@@ -12,18 +11,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch.fx import GraphModule
-from torch.nn import Module
 
 from workbench.checks.record import PassRecord
-from workbench.graph.facts import GraphFacts, Part, StepFacts, facts_of, set_facts
-from workbench.graph.read.collectives import list_collectives
-from workbench.graph.read.nodes import is_backward, module_path
+from workbench.graph.facts import Part, StepFacts, facts_of, set_facts
+from workbench.lab.graph_passes import bridge
 from workbench.passes.registry import RegisteredPass
 from workbench.pipeline.run_passes import apply_pass, choose, copy_graph
 from workbench.recipe.contracts import Stage
 from workbench.recipe.sections import PassSpec
 from workbench.torch_api.aot import is_tangent
-from workbench.torch_api.ops import world_kind
 
 
 class GraphPass:
@@ -47,7 +43,7 @@ class GraphPass:
         Raises WorkbenchError, with the pass's name, where the pass raises.
         """
         inputs = gm.graph.find_nodes(op="placeholder")
-        whole = _is_whole(gm)
+        whole = bridge.is_whole(gm)
         part: Part = "backward" if any(map(is_tangent, inputs)) else "forward"
         if self.item.contract.stage is Stage.JOINT:
             part = "joint"
@@ -56,15 +52,10 @@ class GraphPass:
         if part in ("forward", "step"):
             self._step = StepFacts()
         if facts_of(gm).part != part:
-            # without a mesh, groups stand for axes
-            sizes = {collective.group: collective.group_size for collective in list_collectives(gm)}
-            groups = {name: name for name in sizes}
-            set_facts(
-                gm, GraphFacts(part, groups, sizes, world_kind() or "one process", [], self._step)
-            )
+            set_facts(gm, bridge.facts_outside(gm, part, self._step))
         before = copy_graph(gm)  # which others may edit later
         if whole:
-            _read_in(before)
+            bridge.read_in(before)
         if example_inputs is None:
             example_inputs = [node.meta.get("val") for node in inputs]
         started = time.perf_counter()
@@ -72,7 +63,7 @@ class GraphPass:
         seconds = time.perf_counter() - started
         after = copy_graph(result)  # later passes of the list may edit what this one returns
         if whole:
-            _write_out(result)
+            bridge.write_out(result)
         if part in ("joint", "step"):
             self._prove((before,), (after,), seconds)
         elif part == "forward":
@@ -90,36 +81,6 @@ class GraphPass:
 
     def __repr__(self) -> str:
         return f"GraphPass({self.item.name}: {', '.join(r.outcome for r in self.records) or 'not run yet'})"
-
-
-def _is_whole(gm: GraphModule) -> bool:
-    """Whether make_fx traced the graph, with its backward, by torchtitan's graph_trainer."""
-    return any("autograd_backward" in n.meta for n in gm.graph.nodes) and not any(
-        "desc" in n.meta for n in gm.graph.find_nodes(op="placeholder"))
-
-
-def _read_in(gm: GraphModule) -> None:
-    """Direction and modules of each node where passes look for them."""
-    for node in gm.graph.nodes:
-        backward = node.meta.get("autograd_backward", False)
-        node.meta.setdefault("partitioner_tag", "is_backward" if backward else "is_forward")
-        if path := node.meta.get("custom", {}).get("module_fqn"):
-            parts = path.split(".")
-            outer = [".".join(parts[:i]) for i in range(1, len(parts) + 1)]
-            node.meta.setdefault("fwd_nn_module_stack" if backward else "nn_module_stack",
-                                 {name: (name, Module) for name in outer})
-
-
-def _write_out(gm: GraphModule) -> None:
-    """Nodes that the pass made tell direction and module as graph_trainer's passes read them.
-
-    What reads the backward belongs to it.
-    """
-    for node in gm.graph.nodes:
-        if is_backward(node) or any("autograd_backward" in n.meta for n in node.all_input_nodes):
-            node.meta["autograd_backward"] = True
-        if path := module_path(node):
-            node.meta.setdefault("custom", {}).setdefault("module_fqn", path)
 
 
 def as_graph_pass(spec: PassSpec | str | Mapping[str, Any]) -> GraphPass:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch.fx import GraphModule, Node
 
+from workbench.checks.lint import freed_inputs
 from workbench.checks.verdicts import Outcome, Verdict
 from workbench.graph.facts import Known, facts_of, reading
 from workbench.graph.read.memory import roots
@@ -71,10 +72,10 @@ def _other_inputs(joint: GraphModule, repeats: list[Node]) -> list[str]:
 
 
 def _overwritten(joint: GraphModule, repeats: list[Node]) -> list[str]:
-    """Repeated nodes that read memory which the forward has written since it read it."""
+    """Repeated nodes that read memory which the forward has written, or freed, since it read it."""
     owner, nodes = roots(joint), {n.name: n for n in joint.graph.nodes}
     written = {owner[value]: node for node in joint.graph.nodes if node.op == "call_function" and not is_backward(node)
-               for value in written_inputs(node)}
+               for value in (*written_inputs(node), *freed_inputs(node))}
     names = {*filter(None, map(aot.written_by, joint.graph.output_node().meta["desc"]))}
     problems = []
     for node in repeats:
@@ -82,7 +83,8 @@ def _overwritten(joint: GraphModule, repeats: list[Node]) -> list[str]:
         for read in first.all_input_nodes:
             root = owner[read]
             if root in written and written[root] > first:
-                problems.append(f"{node.name} is repeated from {read.name}, which {written[root].name} has overwritten")
+                how = "freed" if freed_inputs(written[root]) else "overwritten"
+                problems.append(f"{node.name} is repeated from {read.name}, which {written[root].name} has {how}")
             elif aot.parameter_of(root) in names and root.op == "placeholder":
                 problems.append(f"{node.name} is repeated from {aot.parameter_of(root)}, which the forward has written")
     return problems

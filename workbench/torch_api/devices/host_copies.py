@@ -142,8 +142,8 @@ def _register_on_cpu(theirs: Any) -> None:
     def _wait_tensor(tensor: torch.Tensor, keepalive: Any = None, last_use_of_storage: Any = None) -> torch.Tensor:
         if tensor.data_ptr() in theirs._wait_registry:
             return theirs._ao_wait_tensor(tensor, keepalive, last_use_of_storage)
-        if keepalive is not None:
-            keepalive.untyped_storage().resize_(0)
+        if keepalive is not None:  # NaN in what a GPU would free: a read of memory of size 0 may end the process
+            torch.empty(0, dtype=torch.uint8).set_(keepalive.untyped_storage()).fill_(255)
         return tensor
 
 

@@ -1,0 +1,306 @@
+"""Passes of another list under our verdicts, on graphs of our own and without torchtitan."""
+
+from __future__ import annotations
+
+import functools
+import re
+import sys
+
+import cloudpickle
+import pytest
+import torch
+from on_ranks import calls, small, user_pass
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from workbench import Outcome, WorkbenchError, fake_world, judge_graph_passes, judged
+from workbench.errors import UnusableGraph
+from workbench.graph.read.nodes import is_backward, module_path
+from workbench.lab.graph_passes import bridge
+from workbench.world.mesh import current_world
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+ATEN = torch.ops.aten
+RECIPE = small({"dp_shard": 2})
+
+
+def step(weight, bias, x):
+    loss = (torch.relu(x @ weight) + bias).square().mean()
+    return [loss, *torch.autograd.grad(loss, [weight, bias])]
+
+
+@pytest.fixture
+def traced():
+    """(graph of a step, its fake inputs, real ones); a bias of zeros, as at a start."""
+    torch.manual_seed(0)
+    values = [torch.randn(8, 8, requires_grad=True), torch.zeros(8, requires_grad=True), torch.randn(4, 8)]
+    with torch.fx.traceback.preserve_node_meta():
+        gm = make_fx(step, tracing_mode="fake")(*values)
+    values = [value.detach() for value in values]
+    return gm, [node.meta["val"] for node in gm.graph.find_nodes(op="placeholder")], values
+
+
+def idle(gm, example_inputs):
+    return gm
+
+
+def clamp_for_relu(gm, example_inputs=None):
+    for node in calls(gm, "aten.relu"):
+        node.target, node.args = ATEN.clamp_min.default, (node.args[0], 0)
+    return gm
+
+
+def tags(gm, example_inputs):
+    for node in calls(gm, "aten.mm"):
+        node.meta["recompute"] = "always"
+    return gm
+
+
+def drop_bias(gm, example_inputs):
+    """Right while the bias is zero."""
+    add = calls(gm, "aten.add")[0]
+    add.replace_all_uses_with(add.args[0])
+    gm.graph.erase_node(add)
+    return gm
+
+
+def other_order(gm, example_inputs, times=1.0):
+    """A product as the sum of two halves."""
+    for mm in calls(gm, "aten.mm")[:1]:
+        left, right = mm.args
+        parts = []
+        with gm.graph.inserting_before(mm):
+            for low, high in ((0, 3), (3, 8)):
+                rows = gm.graph.call_function(ATEN.slice.Tensor, (left, 1, low, high))
+                columns = gm.graph.call_function(ATEN.slice.Tensor, (right, 0, low, high))
+                parts.append(gm.graph.call_function(ATEN.mm.default, (rows, columns)))
+            total = gm.graph.call_function(ATEN.add.Tensor, tuple(parts))
+            total = gm.graph.call_function(ATEN.mul.Tensor, (total, times)) if times != 1.0 else total
+        mm.replace_all_uses_with(total)
+        gm.graph.erase_node(mm)
+    return gm
+
+
+def told(record, check):
+    verdict = record.verdict(check)
+    return None if verdict is None else str(verdict.outcome)
+
+
+def test_each_pass_of_a_list_is_judged_inside_anybodys_trainer(traced):
+    gm, inputs, values = traced
+    text = gm.code
+    after, records = judged(gm, inputs, [idle, clamp_for_relu, tags, clamp_for_relu], values)
+    assert [record.name for record in records] == ["idle", "clamp_for_relu", "tags", "clamp_for_relu#2"]
+    assert [told(record, "effect") for record in records] == ["NO_EFFECT", "PASS", "UNKNOWN", "NO_EFFECT"]
+    assert {told(record, "numerics") for record in records} == {"PASS"} and gm.code == text
+    assert all(torch.equal(a, b) for a, b in zip(after(*values), gm(*values), strict=True))
+    assert not values[1].any()  # varied for the comparison, and as they were
+
+
+def test_without_values_numerics_is_unknown(traced):
+    gm, inputs, _ = traced
+    _, (record,) = judged(gm, inputs, [clamp_for_relu])
+    assert str(record.verdict("numerics")) == "numerics: UNKNOWN (no values were given: pass those of a step)"
+
+
+def test_a_wrong_pass_fails_and_a_sum_in_another_order_gets_a_contract_that_says_so(traced):
+    gm, inputs, values = traced
+    _, records = judged(gm, inputs, [drop_bias], values)
+    assert told(records[0], "numerics") == "FAIL"
+    _, records = judged(gm, inputs, [functools.partial(other_order, times=1.001)], values)
+    assert told(records[0], "numerics") == "FAIL"
+    _, (record,) = judged(gm, inputs, [other_order], values)
+    contract = record.item.contract
+    assert record.outcome is Outcome.PASS and contract.numerics == "reduction_order" and contract.source == "proposed"
+    assert contract.changes.startswith("proposed from what it did, reduction_order: nodes ")
+    assert "of 7 new nodes, 7 came without a value, 7 came without a direction" in contract.changes
+
+
+def test_a_registered_contract_is_the_one_that_a_pass_of_its_name_is_held_to(traced):
+    gm, inputs, values = traced
+    with user_pass("other_order", other_order, stage="joint", numerics="exact"):
+        _, (record,) = judged(gm, inputs, [other_order], values)
+    assert told(record, "numerics") == "FAIL" and record.item.contract.numerics == "exact"
+
+
+def test_a_graph_called_with_lists_is_compared_too_and_a_lost_convention_is_told(traced):
+    _, _, (weight, bias, x) = traced
+    weight.requires_grad_(), bias.requires_grad_()
+    gm = make_fx(lambda state, batch: step(*state, *batch), tracing_mode="fake")([weight, bias], [x])
+    inputs = [node.meta["val"] for node in gm.graph.find_nodes(op="placeholder")]
+    values = [value.detach() for value in (weight, bias, x)]
+    assert told(judged(gm, inputs, [drop_bias], values)[1][0], "numerics") == "FAIL"
+
+    def flattens(gm, example_inputs):
+        gm.graph.set_codegen(torch.fx.graph.CodeGen())
+        gm.recompile()
+        return gm
+
+    _, (record,) = judged(gm, inputs, [flattens], values)
+    assert told(record, "lint") == "FAIL" and told(record, "numerics") is None
+    with pytest.raises(UnusableGraph, match="'flattens' left .* called with an argument for each input, and was with"):
+        judged(gm, inputs, [flattens, idle], values)
+
+
+def wants_a_plan(gm, example_inputs=None, *, module_bucket_plans, order):
+    return gm
+
+
+def wants_cuda(gm, example_inputs):
+    raise AssertionError("Torch not compiled with CUDA enabled")
+
+
+def wants_another_torch(gm, example_inputs):
+    from torch.distributed.fsdp import NoSuchName  # noqa: F401
+
+
+def wants_triton(gm, example_inputs):
+    import no_such_module  # noqa: F401
+
+
+def wants_sizes(gm, example_inputs):
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    if ShapeEnv().create_unbacked_symint() == 3:
+        return gm
+
+
+def fails(gm, example_inputs):
+    calls(gm, "aten.mm")[0].nothing_of_this_name()
+
+
+REASONS = [
+    (wants_cuda, "wants CUDA, which this machine does not have: Torch not compiled"),
+    (wants_another_torch, f"wants another torch than {torch.__version__}: cannot import name 'NoSuchName'"),
+    (wants_triton, "wants a module that is not installed: No module named 'no_such_module'"),
+    (wants_sizes, "wants sizes that are known before the step: "),
+    (fails, "raised AttributeError: 'Node' object has no attribute 'nothing_of_this_name'"),
+]
+
+
+@pytest.mark.parametrize(("function", "reason"), REASONS, ids=[function.__name__ for function, _ in REASONS])
+def test_a_pass_that_raises_is_named_with_its_reason_and_line(traced, monkeypatch, function, reason):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    gm, inputs, values = traced
+    with pytest.raises(WorkbenchError) as caught:
+        judged(gm, inputs, [idle, function], values)
+    assert str(caught.value).startswith(f"pass {function.__name__!r} {reason}")
+    line = rf" \({re.escape(__file__)}, line \d+, in {function.__name__}: .+\)$"
+    assert re.search(line, str(caught.value))
+
+
+def test_what_is_no_list_of_such_passes_is_refused_before_one_runs(traced):
+    gm, inputs, values = traced
+    functions = r"takes a list of passes, each a function of \(gm, example_inputs\), and got "
+    for passes, said in (
+        ([], functions + r"\[\]"),
+        ("idle", functions + "'idle'"),
+        ([wants_cuda, "idle"], r"takes functions of \(gm, example_inputs\), and got 'idle'"),
+        ([wants_cuda, wants_a_plan], "'wants_a_plan' wants module_bucket_plans, order beside the graph and "
+                                     "its inputs: "
+                                     r"list functools.partial\(wants_a_plan, module_bucket_plans=\.\.\., order="),
+        ([lambda gm: gm], r"pass '<lambda>' takes \(gm\), and not \(gm, example_inputs\)"),
+    ):
+        with pytest.raises(WorkbenchError, match=said):
+            judged(gm, inputs, passes)
+    with pytest.raises(WorkbenchError, match="the graph has 3 inputs, and values has 2"):
+        judged(gm, inputs, [idle], values[:2])
+    with fake_world(2) as world, pytest.raises(WorkbenchError, match="judge_graph_passes takes a list of passes"):
+        judge_graph_passes((), RECIPE, world)
+
+
+def sees_modules(gm, example_inputs):
+    """What graph_trainer's passes read is there, with the name that they have for it."""
+    nodes = [node for node in gm.graph.nodes if node.op == "call_function"]
+    assert {bool(node.meta.get("autograd_backward")) for node in nodes} == {True, False}
+    assert all(is_backward(node) is bool(node.meta.get("autograd_backward")) for node in nodes)
+    paths = {node.meta["custom"].get("module_fqn") for node in nodes if "custom" in node.meta}
+    assert {"lm_head", "layers.0.attention.wq"} <= paths and "output" not in paths
+    assert "autograd_backward" not in gm.graph.output_node().meta
+    return gm
+
+
+def regather(gm, example_inputs, doubled=False):
+    """Gather the weights that the backward reads once more, as recomputation does, in nodes without metadata."""
+    for node in [n for n in gm.graph.nodes if not n.meta.get("autograd_backward")]:
+        late = [user for user in node.users if user.meta.get("autograd_backward")]
+        chain = [node]
+        while late and len(chain[-1].all_input_nodes) == 1 and "all_gather" not in str(chain[-1].target):
+            chain += chain[-1].all_input_nodes
+        if not late or "all_gather" not in str(chain[-1].target):
+            continue
+        value = chain[-1].args[0]
+        with gm.graph.inserting_before(late[0]):
+            value = gm.graph.call_function(ATEN.mul.Tensor, (value, 2.0)) if doubled else value
+            for first in reversed(chain):
+                value = gm.graph.call_function(first.target, (value, *first.args[1:]))
+        for user in late:
+            user.replace_input_with(node, value)
+    gm.recompile()
+    return gm
+
+
+def test_on_our_capture_their_metadata_is_there_and_what_new_nodes_lack_is_filled_in():
+    with fake_world(2) as world:
+        records, built = judge_graph_passes([sees_modules, regather], RECIPE, world, "light",
+                                            renames={"output": "lm_head"})
+    seen, again = records
+    assert told(seen, "effect") == "NO_EFFECT" and told(again, "lint") == "PASS"
+    assert again.item.contract.repeats and told(again, "collectives") == "PASS"
+    changes = again.item.contract.changes
+    assert re.search(r"launches \d+ to \d+; \d+ of them sent again; of \d+ new nodes, \d+ came without", changes)
+    known = {node.name for node in again.before[0].graph.nodes}
+    new = [node for node in again.after[0].graph.nodes if node.name not in known]
+    assert new and all("val" in node.meta and is_backward(node) for node in new)
+    assert all(map(module_path, new))
+    gathers = [node for node in new if "all_gather" in str(node.target)]
+    assert gathers and len(calls(built.pair.backward, "_c10d_functional.all_gather_into_tensor")) == len(gathers)
+
+
+def test_a_gather_of_another_value_is_not_taken_for_one_sent_again():
+    with fake_world(2) as world:
+        (record,), _ = judge_graph_passes([functools.partial(regather, doubled=True)], RECIPE, world, "light")
+    assert not record.item.contract.repeats and told(record, "collectives") == "FAIL"
+
+
+def on_a_rank():
+    """The outcomes of both lists: one that is right, and one that doubles the gathered weights."""
+    outcomes = []
+    for passes in ([clamp_for_relu, regather], [functools.partial(regather, doubled=True)]):
+        records, _ = judge_graph_passes(passes, RECIPE, current_world())
+        outcomes.append([told(record, "numerics") for record in records])
+    return outcomes
+
+
+@pytest.mark.ranks
+def test_values_are_compared_on_ranks(pool2):
+    assert pool2.run(on_a_rank) == [[["PASS", "PASS"], ["FAIL"]]] * 2
+
+
+def test_what_inputs_do_not_tell_is_left_and_said(traced):
+    gm, inputs, _ = traced
+
+    def opaque(gm, example_inputs):
+        relu = calls(gm, "aten.relu")[0]
+        with gm.graph.inserting_after(relu):
+            node = gm.graph.call_function(fails, (relu, None))
+        relu.replace_all_uses_with(node, delete_user_cb=lambda user: user is not node)
+        return gm
+
+    _, (record,) = judged(gm, inputs, [opaque])
+    assert record.item.contract.changes.endswith("filled in here but for the value of fails")
+
+
+def test_a_module_is_what_neighbours_have_in_common():
+    assert bridge.renamed("layers.0.moe.experts", {"moe.experts": "moe.inner"}) == "layers.0.moe.inner"
+    assert bridge.renamed("outputs", {"output": "lm_head"}) == "outputs"
+    graph = torch.fx.Graph()
+    a, b = (graph.placeholder(name) for name in "ab")
+    for node, path in ((a, "layers.0.attention.wq"), (b, "layers.0.attention.wk")):
+        node.meta["custom"] = {"module_fqn": path}
+    both = graph.call_function(ATEN.cat.default, ([a, b],))
+    graph.output([both])
+    gm = torch.fx.GraphModule({}, graph)
+    filled = bridge.fill_in(gm, {"a", "b"})
+    assert both.meta["custom"]["module_fqn"] == module_path(both) == "layers.0.attention"
+    assert (filled.new, filled.values, filled.left) == (1, 1, (both.name,))
