@@ -7,14 +7,10 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from workbench.authoring.author import author, author_module
+from workbench import Recipe, WorkbenchError, World, author, author_module, fake_world
 from workbench.authoring.layout import Layout
 from workbench.authoring.plans import AuthoringError, ParallelPlan
-from workbench.errors import WorkbenchError
-from workbench.recipe.recipe import Recipe
 from workbench.torch_api.distributed.fake import FakeTensor
-from workbench.world.fake import fake_world
-from workbench.world.mesh import World
 from workbench.world.simulated import shards, simulated_world
 
 ALONE = World("gloo", 1, 0, torch.device("cpu"))

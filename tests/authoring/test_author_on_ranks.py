@@ -10,15 +10,13 @@ import torch.distributed as dist
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Partial
 
+from workbench import Recipe, World, author, current_world
 from workbench.authoring import simple_fsdp
-from workbench.authoring.author import author
 from workbench.authoring.families import model_config
 from workbench.authoring.materialise import default_initialise, seed_of
 from workbench.authoring.models.llama3 import Llama3
 from workbench.authoring.plans import llama3_plan
 from workbench.authoring.tensor_parallel import apply_tensor_plan
-from workbench.recipe.recipe import Recipe
-from workbench.world.mesh import World, current_world
 
 pytestmark = pytest.mark.ranks
 

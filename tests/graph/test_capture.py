@@ -14,16 +14,12 @@ from torch._subclasses import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 from unknown_draws import Noisy, drew_again
 
+from workbench import WorkbenchError, World, capture, compile_step, fake_world
 from workbench.authoring.author import author, author_module
-from workbench.errors import WorkbenchError
-from workbench.graph.capture import capture
-from workbench.graph.lower import compile_step
 from workbench.graph.partition import partition, saved_nodes
 from workbench.graph.read.nodes import module_path, output_values, provenance
 from workbench.pipeline.run_passes import run_joint, saved_bytes
 from workbench.torch_api import aot
-from workbench.world.fake import fake_world
-from workbench.world.mesh import World
 
 pytestmark = pytest.mark.integration
 

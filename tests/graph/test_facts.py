@@ -5,12 +5,9 @@ import weakref
 
 from graphs_by_hand import two_layer_graph
 
-from workbench.checks.record import PassRecord
-from workbench.checks.verdicts import Outcome
+from workbench import Effect, Numerics, Outcome, PassContract, PassRecord, Stage
 from workbench.graph.facts import Known, reading
-from workbench.passes.effect import Effect
 from workbench.passes.registry import RegisteredPass
-from workbench.recipe.contracts import Numerics, PassContract, Stage
 
 
 def test_a_graph_is_read_once_and_can_be_freed(fake4):

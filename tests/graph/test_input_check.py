@@ -6,10 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from workbench import author_module, capture, compile_step, partition
-from workbench.errors import WorkbenchError
+from workbench import WorkbenchError, World, author_module, capture, compile_step, partition
 from workbench.graph.input_check import InputCheck
-from workbench.world.mesh import World
 
 TOKENS, WEIGHTS = torch.zeros(2, 8, dtype=torch.int64), torch.ones(2, 8)
 OPTIONS = {"mask": None, "weights": WEIGHTS}

@@ -8,9 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from workbench.authoring.author import author_module
-from workbench.graph.capture import capture
-from workbench.graph.partition import partition
+from workbench import author_module, capture, partition
 
 pytestmark = pytest.mark.integration
 

@@ -6,17 +6,11 @@ import pytest
 import torch
 from on_ranks import calls, small, user_pass
 
-from workbench.authoring.author import author
-from workbench.checks.verdicts import Outcome
-from workbench.errors import WorkbenchError
-from workbench.graph.capture import capture
-from workbench.graph.lower import compile_step
-from workbench.graph.partition import partition
+from workbench import Outcome, WorkbenchError, World, author, capture, compile_step, partition
 from workbench.graph.patterns import find_nodes, replace_pattern
 from workbench.pipeline.run_passes import run_joint, run_partitioned
 from workbench.torch_api import aot
 from workbench.torch_api.ops import storage_key
-from workbench.world.mesh import World
 
 pytestmark = pytest.mark.integration
 

@@ -5,9 +5,7 @@ import torch
 from graphs_by_hand import trace, two_layer_graph
 from on_ranks import FSDP4, small
 
-from workbench.authoring.author import author
-from workbench.graph.capture import capture
-from workbench.graph.partition import partition
+from workbench import author, capture, partition
 from workbench.graph.read.peak import live_bytes, step_peak
 from workbench.pipeline.run_passes import run_joint, saved_bytes
 

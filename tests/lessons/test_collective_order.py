@@ -10,8 +10,7 @@ import pytest
 from stack import random_order
 from unpacked import unpacked
 
-from workbench import WorkbenchError
-from workbench.graph.read.cost import device_spec
+from workbench import WorkbenchError, device_spec
 from workbench_lessons.course.grading import grade
 from workbench_lessons.l05_bucket_and_overlap.collective_order import CollectiveOrder
 

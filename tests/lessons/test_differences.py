@@ -7,13 +7,11 @@ import pytest
 import torch
 from on_ranks import FSDP_TP, insert, small
 
-from workbench.authoring.author import author
-from workbench.graph.capture import capture
+from workbench import author, capture, fake_world
 from workbench.graph.read.nodes import is_backward, module_path, output_values
 from workbench.recipe.recipe import recipe_names
 from workbench.torch_api import aot
 from workbench.torch_api.ops import op_name
-from workbench.world.fake import fake_world
 from workbench_lessons.l17_two_captures.differences import compare_operators
 
 pytestmark = pytest.mark.integration

@@ -7,11 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from workbench import WorkbenchError, author, capture, load_recipe, run_joint
+from workbench import Batches, WorkbenchError, World, author, capture, load_recipe, run_joint
 from workbench.graph.read.collectives import list_collectives
-from workbench.pipeline.train import Batches
 from workbench.world.fake import fake_world
-from workbench.world.mesh import World
 from workbench_lessons.course.lesson import load_lesson
 from workbench_lessons.l16_fewer_bits_proved.fewer_bits import (
     casts_well,

@@ -5,9 +5,8 @@ import torch
 from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from workbench.errors import WorkbenchError
+from workbench import WorkbenchError, device_spec
 from workbench.graph.read.simulated_run import simulated
-from workbench.torch_api.devices.profile import device_spec
 from workbench_lessons.l08_replay_with_cudagraphs.launch_bound import paced
 
 

@@ -7,15 +7,13 @@ import torch
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.fx import symbolic_trace
 
-from workbench import WorkbenchError, author, load_recipe, simulated_world
+from workbench import PassRecord, WorkbenchError, author, load_recipe, shards, simulated_world
 from workbench.graph.callables import Body
 from workbench.graph.facts import StepFacts
 from workbench.graph.read.replay import Replay, ReplayInput
 from workbench.passes.cudagraph import CUDAGraphRunner
 from workbench.passes.registry import find_pass
 from workbench.pipeline.expert_load import ExpertLoad
-from workbench.pipeline.run_passes import PassRecord
-from workbench.world.simulated import shards
 from workbench_lessons.l01_author_with_dtensor.slices import placements, slices
 from workbench_lessons.l05_bucket_and_overlap.stacked import stacked
 from workbench_lessons.l08_replay_with_cudagraphs.launch_bound import Pace, draw_pace

@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from workbench import author_module, capture, fake_world, partition, run_joint
-from workbench.graph.capture import JointGraph
+from workbench import JointGraph, author_module, capture, fake_world, partition, run_joint
 from workbench.graph.read.memory import saved_tensors
 from workbench.graph.read.peak import live_bytes
 from workbench_lessons.l02_capture_a_joint_graph.step_memory import fall, names, step_memory

@@ -7,15 +7,10 @@ from typing import Any
 import pytest
 from registrations import registrations_restored
 
-from workbench.authoring.author import author
-from workbench.checks.record import PassRecord
-from workbench.graph.capture import capture
+from workbench import PassRecord, author, capture, compare_schedules, fake_world, find_nodes
 from workbench.graph.partition import ForwardBackward, partition
-from workbench.graph.patterns import find_nodes
-from workbench.lab.schedule.compare import compare_schedules
 from workbench.notebook.draw.step import changes
 from workbench.pipeline.run_passes import run_joint, run_partitioned
-from workbench.world.fake import fake_world
 from workbench_lessons.course.grading import grade
 from workbench_lessons.course.lesson import load_lesson
 from workbench_lessons.l13_find_the_wrong_pass.suspects import PIPELINES, REPAIRS, cause, pipeline

@@ -4,11 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from workbench import author_module, capture, partition, run_partitioned
-from workbench.authoring.plans import ParallelPlan
+from workbench import ParallelPlan, World, author_module, capture, partition, run_partitioned
 from workbench.lab.traces import read_order
 from workbench.lab.whole_step.join import Update, join
-from workbench.world.mesh import World
 from workbench_lessons.course.grading import grade
 from workbench_lessons.course.lesson import load_lesson
 from workbench_lessons.l14_read_your_own_trace.traces import recorded as recorded_trace

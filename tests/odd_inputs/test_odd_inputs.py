@@ -13,15 +13,13 @@ import torch
 from hypothesis import strategies as st
 from odd import damaged, edited, edits, holds, is_a_sentence, json_values, python_values, toml_values, words
 
+from workbench import WorkbenchError, build, fake_world
 from workbench.cli import main
-from workbench.errors import WorkbenchError
 from workbench.lab.traces import read_order
-from workbench.pipeline.build import build
 from workbench.recipe.contracts import CONTRACTS
 from workbench.recipe.edits import all_keys
 from workbench.recipe.recipe import Recipe, diff_recipes, load_recipe, parse_recipe, recipe_names, recipes_dir
 from workbench.torch_api.devices.profile import MACHINES, load_profile, measured_spec
-from workbench.world.fake import fake_world
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
 

@@ -9,10 +9,9 @@ import torch.distributed as dist
 from torch.distributed import device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
+from workbench import fake_world, shards, simulated_world
 from workbench.recipe.sections import MeshSpec
-from workbench.world.fake import fake_world
 from workbench.world.mesh import WorldError, coordinates, current_world
-from workbench.world.simulated import shards, simulated_world
 
 pytestmark = pytest.mark.compat
 

@@ -9,8 +9,7 @@ import torch
 import torch.distributed as dist
 from processes import SOON
 
-from workbench.errors import WorkbenchError
-from workbench.world.ranks import RankError, ranks
+from workbench import RankError, WorkbenchError, ranks
 
 pytestmark = [pytest.mark.ranks, pytest.mark.compat]
 

@@ -15,11 +15,10 @@ import torch
 import torch.distributed as dist
 from processes import SOON, alive, wait_until_gone
 
-from workbench.errors import WorkbenchError
+from workbench import RankError, WorkbenchError, ranks
 from workbench.world import exchange, rank_processes
 from workbench.world import pool as pool_module
 from workbench.world.diagnosis import Failure, cause, exit_text, read_stack, stack_is_whole, where
-from workbench.world.ranks import RankError, ranks
 
 pytestmark = pytest.mark.ranks
 

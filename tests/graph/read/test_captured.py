@@ -3,16 +3,11 @@
 import pytest
 from graphs_by_hand import storage_roots
 
-from workbench.authoring.author import author
-from workbench.graph.capture import capture
-from workbench.graph.partition import partition
-from workbench.graph.patterns import find_nodes
+from workbench import author, capture, fake_world, find_nodes, load_recipe, partition
 from workbench.graph.read.collectives import exposed_in_node_order, launches, list_collectives
 from workbench.graph.read.memory import gathered_parameters_kept, parameter_gathers, saved_tensors
 from workbench.graph.read.nodes import nodes_from_line, provenance
-from workbench.recipe.recipe import load_recipe
 from workbench.torch_api.aot import clone
-from workbench.world.fake import fake_world
 
 pytestmark = pytest.mark.compat
 

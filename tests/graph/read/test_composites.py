@@ -4,13 +4,12 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from workbench import author, capture, load_recipe, partition
+from workbench import author, capture, fake_world, load_recipe, partition
 from workbench.graph.read.composites import ATTENTION, NORM, attention_ms, composites
 from workbench.graph.read.cost import device_spec, node_ms
 from workbench.graph.read.fused_cost import fused_ms, separate_ms
 from workbench.graph.read.nodes import kind_of
 from workbench.passes.inductor_decomposition import DecompositionOptions, inductor_decomposition
-from workbench.world.fake import fake_world
 
 pytestmark = pytest.mark.integration
 GPU, CPU = device_spec("h100"), device_spec("cpu")

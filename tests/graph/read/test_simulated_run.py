@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from workbench.errors import WorkbenchError
-from workbench.graph.read.cost import device_spec
+from workbench import WorkbenchError, device_spec
 from workbench.graph.read.simulated_run import BEHIND_OTHERS, COMPUTE, HIDDEN, TAKEN, simulated
 from workbench.graph.read.timeline import costs_of, simulate
 

@@ -9,14 +9,13 @@ import torch
 from torch import nn
 from unpacked import unpacked
 
-from workbench import WorkbenchError, author_module, capture, load_recipe, partition, what_if
+from workbench import WorkbenchError, author_module, capture, draw, load_recipe, partition, what_if
 from workbench.checks.record import PassRecord
 from workbench.checks.verdicts import Outcome, Verdict
 from workbench.graph.facts import Known
 from workbench.graph.read.cost import device_spec
 from workbench.graph.read.nodes import kind_of
 from workbench.graph.read.simulated_run import StepTimeline, simulated
-from workbench.notebook import draw
 from workbench.notebook.graph_diff import diffs
 from workbench.notebook.graph_diff import tagged as tagged_nodes
 from workbench.notebook.show import outputs
