@@ -1,4 +1,4 @@
-"""A small block that several tests train."""
+"""Small modules that several tests train."""
 
 import torch
 from torch import nn
@@ -13,3 +13,10 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + self.down(torch.relu(self.up(x)))
+
+
+class Summed(nn.Sequential):
+    """Its loss is the sum of what the last module gives."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).sum()

@@ -10,7 +10,6 @@ import torch.distributed as dist
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from workbench.graph.facts import GraphFacts, Part, set_facts
-from workbench.torch_api.ops import storage_key
 
 C10D = torch.ops._c10d_functional
 OFFLOADS = pytest.mark.skipif(find_spec("torch._functorch._activation_offloading.offload_ops") is None,
@@ -67,10 +66,3 @@ def backward_of(forward: torch.fx.GraphModule) -> torch.fx.GraphModule:
     graph = torch.fx.Graph()
     graph.output([graph.placeholder(f"saved_{i}") for i in range(len(forward.graph.output_node().args[0]) - 1)])
     return torch.fx.GraphModule({}, graph)
-
-
-def storage_roots(gm: torch.fx.GraphModule) -> dict[torch.fx.Node, torch.fx.Node]:
-    """The first node that has each node's storage, by the fake tensors: what `roots` finds by schemas."""
-    first: dict[int, torch.fx.Node] = {}
-    keys = {n: storage_key(n.meta.get("val")) for n in gm.graph.nodes}
-    return {n: n if key is None else first.setdefault(key, n) for n, key in keys.items()}

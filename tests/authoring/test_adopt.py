@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from fsdp2_models import DIM, TP, Tiny
+from fsdp2_models import DIM, Tiny
 from torch import nn
 from torch.distributed import fsdp
 from torch.distributed._composable.replicate_with_fsdp import replicate
@@ -13,12 +13,10 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate
-from torch.distributed.tensor.parallel import parallelize_module
 
 from workbench.authoring.adopt import UNIT, adopt, adopted
 from workbench.authoring.plans import AuthoringError
 from workbench.authoring.simple_fsdp import GATHERS
-from workbench.torch_api.distributed.fsdp2 import FSDPParameter, FSDPUnit
 from workbench.world.fake import fake_world
 
 pytestmark = pytest.mark.compat
@@ -217,29 +215,3 @@ def test_a_cuda_graph_that_is_being_recorded_is_refused(monkeypatch):
     for name in ("is_available", "is_current_stream_capturing"):
         monkeypatch.setattr(torch.cuda, name, lambda: True)
     assert refusal(model) == "a CUDA graph is being recorded: call it before"
-
-
-class Older:
-    """FSDP2's private objects under the names of torch 2.11."""
-
-    def __init__(self, new: Any) -> None:
-        self.new = new
-
-    def __getattr__(self, name: str) -> Any:
-        if name in ("_fsdp_param_groups", "_unsharded_dtensor_spec"):
-            raise AttributeError(name)
-        newer = name == "_tp_spec" and hasattr(self.new, "_unsharded_dtensor_spec")
-        return getattr(self.new, "_unsharded_dtensor_spec" if newer else name)
-
-
-def test_the_names_of_an_older_torch_are_read_too():
-    model, mesh = Tiny(), of_two_axes(data=2, model=2)
-    parallelize_module(model.layers[0], mesh["model"], TP)
-    state = fully_shard(model, mesh=mesh["data"])._get_fsdp_state()
-    paths = {module: path for path, module in model.named_modules()}
-    assert FSDPUnit(Older(state), None, paths).groups == FSDPUnit(state, None, paths).groups != []
-    for group in FSDPUnit(state, None, paths).groups:
-        for private in group.fsdp_params:
-            now, then = FSDPParameter(private, group, paths), FSDPParameter(Older(private), group, paths)
-            parallel = any(name in now.name for name in ("attention", "up", "down"))
-            assert now.layout == then.layout and (now.tp is not None) == parallel

@@ -3,7 +3,6 @@
 import re
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,7 +35,7 @@ LABEL, READABLE = 12, 9  # pixels of a graph's labels at zoom 1, and at least
 
 
 @pytest.fixture
-def seen(page: Page) -> dict[str, list[str]]:
+def seen(page):
     """What a reader should never see: errors of the console, and addresses beyond this machine."""
     found: dict[str, list[str]] = {"errors": [], "beyond": []}
     page.on("console", lambda m: found["errors"].append(m.text) if m.type == "error" else None)
@@ -146,8 +145,7 @@ def drive_kernels(page: Page, looked_at: Look) -> None:
     looked_at("view_kernels")
 
 
-def test_every_view_is_driven_and_every_picture_stays(page: Page, lab: str, seen: dict[str, list[str]],
-                                                      lab_folder: Path, looked_at: Look) -> None:
+def test_every_view_is_driven_and_every_picture_stays(page, lab, seen, lab_folder, looked_at):
     path = lab_folder / "views.ipynb"
     write_notebook(path, CELLS)
     run_all(page, lab.format(path.name))

@@ -16,8 +16,8 @@ from unknown_draws import Noisy, drew_again
 
 from workbench import WorkbenchError, World, capture, compile_step, fake_world
 from workbench.authoring.author import author, author_module
-from workbench.graph.partition import partition, saved_nodes
-from workbench.graph.read.nodes import module_path, output_values, provenance
+from workbench.graph.partition import partition
+from workbench.graph.read.nodes import module_path, provenance
 from workbench.pipeline.run_passes import run_joint, saved_bytes
 from workbench.torch_api import aot
 
@@ -64,13 +64,15 @@ def state():
     """What a capture could leave behind in the process."""
     from torch._dynamo import config
     from torch._functorch import config as functorch
+    from torch._functorch import partitioners
     from torch._guards import TracingContext
     from torch.utils._python_dispatch import _get_current_dispatch_mode
 
     return {
         "mode": _get_current_dispatch_mode(), "tracing": TracingContext.try_get(),
         "fake tensor cache": config.fake_tensor_cache_enabled, "dynamo": config.get_config_copy(),
-        "functorch": functorch.get_config_copy(), "threads": torch._C._is_multithreading_enabled(),
+        "functorch": functorch.get_config_copy(), "partitioner": partitioners.has_recomputable_rng_ops,
+        "threads": torch._C._is_multithreading_enabled(),
         "grad": torch.is_grad_enabled(), "meta": torch.fx.traceback.has_preserved_node_meta(),
         "deterministic": torch.are_deterministic_algorithms_enabled(), "random": random.getstate(),
         "generator": torch.random.get_rng_state().tolist(), "autocast": torch.is_autocast_enabled("cpu"),
@@ -119,6 +121,7 @@ def test_a_joint_graph_is_used_once(joint):
         assert str(caught.value) == "the joint graph of small is closed, or partitioned already: capture again"
 
 
+@pytest.mark.compat
 def test_each_node_says_where_it_came_from(joint):
     nodes = [n for n in joint.graph.graph.nodes if n.op == "call_function"]
     assert [n.name for n in nodes if not provenance(n).file.endswith(".py")] == []
@@ -149,10 +152,11 @@ def _uncached(*args, **keywords):
     return aot_export_joint_with_descriptors(*args, **keywords)
 
 
-def test_print_shows_the_program_and_where_it_came_from(authored, joint):
+def test_print_shows_the_program_and_where_it_came_from(joint):
     small = joint.fork()
+    run_joint(small, ["reshard_after_forward"])
     first, *lines = str(small).splitlines()
-    assert first == "# small, captured by AOTAutograd on rank 0 of 4; passes so far: none"
+    assert first == "# small, captured by AOTAutograd on rank 0 of 4; passes so far: reshard_after_forward"
     nodes = list(small.graph.graph.nodes)
     assert len(lines) == len(nodes) + 1 and lines.count("# backward") == 1 and lines[-1].startswith("return [")
     backward = {n.name for n in nodes if n.meta.get("partitioner_tag") == "is_backward" and n.op == "call_function"}
@@ -163,11 +167,7 @@ def test_print_shows_the_program_and_where_it_came_from(authored, joint):
     (line,) = [line for line in lines if line.startswith(f"{gather.name}: ")]
     assert line.startswith(f"{gather.name}: float32 [{shape}] = _c10d_functional.all_gather_into_tensor(")
     assert line.endswith(f"  # {module_path(gather)}")
-    assert sum("# layers.0.attention.wq.weight" in line for line in lines) >= 1
-
-    run_joint(small, ["reshard_after_forward"])
-    assert str(small).startswith("# small, captured by AOTAutograd on rank 0 of 4; passes so far: "
-                                 "reshard_after_forward\n") and str(authored and small.fork()) == str(small)
+    assert sum("# layers.0.attention.wq.weight" in line for line in lines) >= 1 and str(small.fork()) == str(small)
 
 
 # partition: a forward and a backward with their bodies open, and what is saved between them
@@ -176,19 +176,6 @@ def test_print_shows_the_program_and_where_it_came_from(authored, joint):
 @pytest.fixture(scope="module")
 def pair(joint):
     return partition(joint.fork())
-
-
-def test_what_is_saved_is_what_the_backward_takes(pair):
-    saved = saved_nodes(*pair.graphs)
-    taken = [n for n in pair.backward.graph.find_nodes(op="placeholder") if not n.name.startswith("tangents")]
-    assert len(saved) == len(taken) > 10
-    for a, b in zip(saved, taken, strict=True):
-        x, y = a.meta["val"], b.meta["val"]
-        assert not isinstance(x, torch.Tensor) or (x.shape, x.dtype) == (y.shape, y.dtype)
-    assert len(output_values(pair.forward)) == 1 + len(saved)
-    assert pair.facts.results == 1
-    with pytest.raises(RuntimeError, match=r"call compile_step\(\) first"):
-        pair.slots[0]([])
 
 
 class Mlp(torch.nn.Module):
@@ -235,6 +222,8 @@ def test_a_model_s_own_checkpoint_does_not_draw_again_in_an_operator_without_a_t
 
 
 def test_by_default_everything_is_saved_that_the_backward_reads(joint, pair):
+    with pytest.raises(RuntimeError, match=r"call compile_step\(\) first"):
+        pair.slots[0]([])
     saved_all = partition(joint.fork(), "default")
     assert saved_bytes(pair) < saved_bytes(saved_all)
     ours, theirs = ({n.name for n in p.forward.graph.nodes} & {n.name for n in p.backward.graph.nodes

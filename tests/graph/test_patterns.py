@@ -8,6 +8,7 @@ from on_ranks import calls, small, user_pass
 
 from workbench import Outcome, WorkbenchError, World, author, capture, compile_step, partition
 from workbench.graph.patterns import find_nodes, replace_pattern
+from workbench.graph.read.nodes import provenance
 from workbench.pipeline.run_passes import run_joint, run_partitioned
 from workbench.torch_api import aot
 from workbench.torch_api.ops import storage_key
@@ -49,6 +50,7 @@ def joints(joint):
     return {"captured": joint.graph, "decomposed": fork.graph}
 
 
+@pytest.mark.compat
 def test_find_by_operator_module_and_line(joints):
     gm = joints["captured"]
     assert find_nodes(gm, op="silu") == find_nodes(gm, op="aten.silu.default") == calls(gm, "aten.silu")
@@ -58,8 +60,6 @@ def test_find_by_operator_module_and_line(joints):
     assert find_nodes(gm, module="layers.*.feed") == []
     backward = find_nodes(gm, op="*silu*", module="layers.1")
     assert [n.meta["partitioner_tag"] for n in backward] == ["is_forward", "is_backward"]
-    from workbench.graph.read.nodes import provenance
-
     place = provenance(backward[0]).place
     there = find_nodes(gm, line=place)
     assert set(backward) < set(there) and {provenance(n).place for n in there} == {place}

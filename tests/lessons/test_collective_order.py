@@ -7,15 +7,22 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from stack import random_order
+from stack import random_order, split
 from unpacked import unpacked
 
-from workbench import WorkbenchError, device_spec
+from workbench import WorkbenchError, device_spec, fake_world
 from workbench_lessons.course.grading import grade
 from workbench_lessons.l05_bucket_and_overlap.collective_order import CollectiveOrder
 
 SOURCES = Path(__file__).parents[2] / "workbench" / "notebook" / "views" / "js" / "src" / "moments"
 ORDERS = 40
+
+
+@pytest.fixture(scope="module")
+def pair():
+    """Forward and backward of a few layers with FSDP over two ranks."""
+    with fake_world(2) as world:
+        yield split(world)
 
 
 @pytest.fixture
@@ -140,7 +147,5 @@ def test_the_grader_takes_the_board_or_an_order_typed(pair):
     assert (score, message) == ordered(board.given) and score == 0 and "exposed ms" in message
     board.order = board.rival
     assert ordered(board, loose) == ordered(board.rival, loose) == (1.0, "every target met")
-    assert ordered(board.given[:-1]) == (
-        0.0, f"the order is no permutation of the graph's nodes (backward, {len(board.given)} nodes): "
-             "1 nodes are missing, output first")
+    assert ordered(board.given[:-1])[1].endswith("1 nodes are missing, output first")
     assert ordered(3)[1] == "give the board, or the names of all its nodes in their order"

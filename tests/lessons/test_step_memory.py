@@ -4,17 +4,13 @@ from collections import OrderedDict
 
 import pytest
 import torch
+from blocks import Summed
 from torch import nn
 
 from workbench import JointGraph, author_module, capture, fake_world, partition, run_joint
 from workbench.graph.read.memory import saved_tensors
 from workbench.graph.read.peak import live_bytes
 from workbench_lessons.l02_capture_a_joint_graph.step_memory import fall, names, step_memory
-
-
-class Summed(nn.Sequential):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return super().forward(x).sum()
 
 
 def block() -> JointGraph:

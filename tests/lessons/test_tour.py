@@ -25,7 +25,7 @@ Gradient = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     (29, 118_656, 0.5, "29 collectives, 27 allowed: the backward repeats the layer's reduce-scatters; 118,656 saved b"),
     (27, 168_832, 1.0, "27 collectives, 27 allowed; 168,832 saved bytes, 169,632 allowed"),
 ])
-def test_saving_less_scores_each_condition(collectives: int, saved: int, score: float, said: str) -> None:
+def test_saving_less_scores_each_condition(collectives, saved, score, said):
     got = saves_less(dict(zip(MOST, (collectives, saved), strict=True)), most=MOST)
     assert got[0] == pytest.approx(score) and said in got[1] and len(got[2]) == 2
 
@@ -34,7 +34,7 @@ def test_saving_less_scores_each_condition(collectives: int, saved: int, score: 
     ({"policy": "selective", "every_nth_matmul": 2}, "; n = 2 saves b"), ({}, "; n = 2 saves b"),
     ({"policy": "selective", "every_nth_matmul": 4}, "; n = 4 saves no matmul"), ({"policy": "full"}, " allowed"),
 ])
-def test_saving_less_names_the_matmuls_that_are_kept(options: dict[str, object], said: str) -> None:
+def test_saving_less_names_the_matmuls_that_are_kept(options, said):
     got = saves_less(dict(MOST), most=MOST, options=options, products=("a", "b", "c"))
     assert got[1].endswith(said)
 
@@ -46,8 +46,7 @@ def test_saving_less_names_the_matmuls_that_are_kept(options: dict[str, object],
     (0.0001, 0.9, [], 1.0, "no loss differs by more than 0.01 %"),
     (float("nan"), 0.5, [], 2 / 3, "nan %"),
 ])
-def test_an_unnoticed_pass_scores_each_condition(loss: float, cosine: float, failed: list[str], score: float,
-                                                 said: str) -> None:
+def test_an_unnoticed_pass_scores_each_condition(loss, cosine, failed, score, said):
     given = {"loss": loss, "first loss": 0.0, "cosine": cosine, "failed": failed}
     found = unnoticed(given)
     assert found[0] == pytest.approx(score) and said in found[1]
@@ -66,13 +65,13 @@ def report(*losses: float, failed: tuple[str, ...] = ()) -> Any:
     (solution(), (), 1), (solution(), ("lint",), 2 / 3), (lambda g, x: 2 * (g.t() @ x), (), 0),
     (lambda g, x: -(g.t() @ x), (), 1),  # the losses, which are given here, would tell
 ])
-def test_a_run_is_compared_with_the_right_one(gradient: Gradient, failed: tuple[str, ...], score: float) -> None:
+def test_a_run_is_compared_with_the_right_one(gradient, failed, score):
     given = compared(report(2.0, 1.0), lambda: report(2.0, 1.00001, failed=("numerics", *failed)), gradient)
     assert unnoticed(given)[0] == pytest.approx(score)
     assert given["loss"] == pytest.approx(0.001) and given["failed"] == list(failed)
 
 
-def test_a_run_that_stops_and_the_largest_difference_are_told() -> None:
+def test_a_run_that_stops_and_the_largest_difference_are_told():
     def stops() -> Any:
         raise WorkbenchError("no\nmore")
 
@@ -81,7 +80,7 @@ def test_a_run_that_stops_and_the_largest_difference_are_told() -> None:
     assert largest_difference(report(2.0), report(2.05)) == "no loss differs by more than 2.50 %"
 
 
-def test_what_the_lesson_says_of_recorded_steps_holds() -> None:
+def test_what_the_lesson_says_of_recorded_steps_holds():
     none, bucketing, four, replayed = recorded_steps().rows
     steps = [[int(ms) for ms in str(row[1]).split(", ")] for row in (none, bucketing, four, replayed)]
     assert (min(steps[0]), max(steps[0])) == (110, 175)  # the text names both

@@ -1,6 +1,7 @@
 """What "Two captures" looks up in a graph."""
 
 import torch
+from blocks import Summed
 from torch import nn
 
 from workbench import author_module, capture, fake_world, find_nodes, partition, provenance
@@ -9,11 +10,6 @@ from workbench.graph.capture import JointGraph
 from workbench.pipeline.run_passes import copy_graph
 from workbench_lessons.l17_two_captures.kept import kept_bytes
 from workbench_lessons.l17_two_captures.two_captures import wrong_modules
-
-
-class Summed(nn.Sequential):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return super().forward(x).sum()
 
 
 def captured(by: str) -> JointGraph:

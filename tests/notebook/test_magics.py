@@ -97,6 +97,7 @@ def test_the_same_error_everywhere_keeps_the_ranks_and_shows_the_cells_line(cell
     pids = magics(shell).pool.pids
     _, _, error = cell("%%ranks\nkept = 5\n\nnothing.there")
     assert isinstance(error, RankError) and error.kept
+    assert ": the same" in str(error) and str(error).count("Traceback") == 1
     shown = "\n".join(error._render_traceback_())
     assert re.search(r'File "cell \d+", line 4, in <module>\n    nothing.there', shown)
     assert shown.endswith("The ranks live on, with all they hold.") and "run_cell" not in shown

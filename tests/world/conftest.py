@@ -1,5 +1,7 @@
 """Ranks that tests end, and the table of faults: its rows are printed at the end of the run (tests/conftest.py)."""
 
+import tempfile
+
 import pytest
 
 from workbench.world.ranks import ranks
@@ -21,3 +23,10 @@ def row(record_property):
         assert orphans == [] and works
 
     return add
+
+
+@pytest.fixture
+def private_folder(tmp_path, monkeypatch):
+    """The folder of all temporary files."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path

@@ -1,11 +1,25 @@
-"""Looking at processes from outside, for the tests of the pool."""
+"""Looking at processes from outside, and a sum over ranks, for the tests of the pool."""
 
 import time
 from collections.abc import Iterable
 from pathlib import Path
 
+import torch
+import torch.distributed as dist
+
 SOON = 20.0
 """Seconds: what happens at once takes less, also on a busy machine; the time limit of a pool in the tests is longer."""
+
+
+def device():
+    return "cuda" if dist.get_backend() == "nccl" else "cpu"
+
+
+def total(value=1.0):
+    """`value` summed over all ranks."""
+    tensor = torch.tensor([value], device=device())
+    dist.all_reduce(tensor)
+    return tensor.item()
 
 
 def alive(pid: int) -> bool:

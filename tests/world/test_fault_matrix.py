@@ -8,7 +8,6 @@ import os
 import re
 import resource
 import signal
-import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -18,22 +17,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from processes import SOON, wait_until_gone
+from processes import SOON, device, total, wait_until_gone
 
 from workbench.world.ranks import RankError, ranks
 
-pytestmark = pytest.mark.ranks
+pytestmark = [pytest.mark.ranks, pytest.mark.usefixtures("private_folder")]
 TIMEOUT = 2.0
-
-
-def device():
-    return "cuda" if dist.get_backend() == "nccl" else "cpu"
-
-
-def total():
-    value = torch.ones(1, device=device())
-    dist.all_reduce(value)
-    return value.item()
 
 
 def raises():
@@ -98,7 +87,7 @@ class Fault:
     check: bool = False
 
 
-WAITS = r"waiting in the collective \w+, called from total \(test_fault_matrix.py, line \d+\)"
+WAITS = r"waiting in the collective \w+, called from total \(processes.py, line \d+\)"
 PARTS = r"the ranks run different collectives: rank \d"
 FAULTS = {
     "an exception on one rank, the others wait": Fault(
@@ -209,9 +198,3 @@ def test_interrupts_in_mid_call_twice_in_a_row(pools, row, backend, n, interrupt
         row(f"{n} {backend}", f"interrupt in mid-call, number {turn + 1}", seconds, left, works)
         assert "rank 1: busy in endless" in "".join(caught.value.__notes__)
         assert seconds < SOON
-
-
-@pytest.fixture(autouse=True)
-def private_folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    return tmp_path

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch.distributed import device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from workbench import fake_world, shards, simulated_world
+from workbench import fake_world, simulated_world
 from workbench.recipe.sections import MeshSpec
 from workbench.world.mesh import WorldError, coordinates, current_world
 
@@ -81,16 +81,6 @@ def test_nothing_is_left_behind_even_after_an_error(open_world):
     assert before == after
     assert not dist.is_initialized()
     assert device_mesh._mesh_resources.mesh_stack == []
-
-
-def test_simulated_collectives_see_every_rank():
-    with simulated_world(4) as world:
-        mesh = world.mesh(MeshSpec(dp_shard=4))
-        part = DTensor.from_local(torch.ones(1), mesh, [Shard(0)])
-        assert {rank: shard.shape for rank, shard in shards(part).items()} == dict.fromkeys(range(4), (1,))
-        total = part.sum()
-        assert isinstance(total, DTensor)
-        assert all(value.item() == 4 for value in shards(total.redistribute(placements=[Replicate()])).values())
 
 
 @pytest.mark.parametrize("backend", [None, "gloo", "cpu:gloo,cuda:gloo"])

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 import torch.distributed as dist
-from processes import SOON
+from processes import SOON, total
 
 from workbench import RankError, WorkbenchError, ranks
 
@@ -25,12 +25,6 @@ def in_background(pool, fn, *args):
     while not pool.busy and not future.done():
         time.sleep(0.01)
     return future
-
-
-def total(value=1.0):
-    tensor = torch.tensor([value])
-    dist.all_reduce(tensor)
-    return tensor.item()
 
 
 def losses(steps):
@@ -73,15 +67,6 @@ def test_a_stream_gives_values_as_they_come(pool):
     with pytest.raises(RankError, match="rank 1: its stream ended after 1 values, and other ranks have more"):
         list(pool.stream(uneven))
     assert pool.run(total) == [2.0, 2.0]
-
-
-def test_a_look_from_outside(pool):
-    pool.run(total)
-    looks = pool.ask(range(2), "look")
-    assert sorted(looks) == [0, 1] and looks[0]["host_bytes"] > 2**20 and looks[0]["gpu_bytes"] is None
-    last = looks[1]["launches"][-1]
-    assert (last.op, last.ranks, last.shapes, last.dtypes) == ("all_reduce", (0, 1), ((1,),), ("float32",))
-    assert last.done
 
 
 def test_unlike_collectives_that_nobody_notices_are_refused(pool):

@@ -4,7 +4,6 @@ import gc
 import os
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from pathlib import Path
@@ -184,12 +183,11 @@ def test_nothing_listens_beyond_loopback(pool):
     del store
 
 
-def test_close_leaves_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+def test_close_leaves_nothing(private_folder, monkeypatch):
     monkeypatch.setattr(rank_processes, "STOP_SECONDS", 3 * SOON)
     before, fds = dict(os.environ), len(os.listdir("/proc/self/fd"))
     pool = ranks(2, timeout=30, echo="none", env={"COLOUR": "green"})
-    pids, folder = pool.pids, next(tmp_path.iterdir())
+    pids, folder = pool.pids, next(private_folder.iterdir())
     assert folder.stat().st_mode & 0o777 == 0o700
     assert pool.run(os.getenv, "COLOUR") == ["green", "green"]
     start = time.monotonic()
@@ -197,7 +195,7 @@ def test_close_leaves_nothing(tmp_path, monkeypatch):
     pool.close()
     assert time.monotonic() - start < SOON, "the ranks left by themselves"
     assert wait_until_gone(pids, 0) == [] and pool.pids == []
-    assert list(tmp_path.iterdir()) == []
+    assert list(private_folder.iterdir()) == []
     assert dict(os.environ) == before and len(os.listdir("/proc/self/fd")) == fds
     with pytest.raises(WorkbenchError, match=r"the rank pool is closed: make a new one with ranks\(n\)\."):
         pool.run(os.getpid)
@@ -250,8 +248,7 @@ def with_gpus(monkeypatch, count):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
 
 
-def test_bad_arguments_get_one_clear_message(tmp_path, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+def test_bad_arguments_get_one_clear_message(private_folder, monkeypatch):
     for arguments, gpus, message in [
         ({"n": 2.0}, 0, "ranks(n=2.0): n must be a whole number, 1 or more."),
         ({"timeout": None}, 0, "ranks(timeout=None): timeout must be a number of seconds above 0."),
@@ -265,7 +262,7 @@ def test_bad_arguments_get_one_clear_message(tmp_path, monkeypatch):
         with pytest.raises(WorkbenchError) as caught:
             ranks(**{"n": 2, **arguments})
         assert str(caught.value) == message
-    assert list(tmp_path.iterdir()) == []
+    assert list(private_folder.iterdir()) == []
 
 
 def test_auto_takes_nccl_only_with_a_gpu_a_rank(monkeypatch):

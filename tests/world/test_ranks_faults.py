@@ -6,21 +6,20 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 
 import pytest
 import torch
 import torch.distributed as dist
-from processes import SOON, alive, wait_until_gone
+from processes import SOON, alive, total, wait_until_gone
 
 from workbench import RankError, WorkbenchError, ranks
 from workbench.world import exchange, rank_processes
 from workbench.world import pool as pool_module
 from workbench.world.diagnosis import Failure, cause, exit_text, read_stack, stack_is_whole, where
 
-pytestmark = pytest.mark.ranks
+pytestmark = [pytest.mark.ranks, pytest.mark.usefixtures("private_folder")]
 
 
 @pytest.fixture
@@ -31,18 +30,6 @@ def pool(harmed):
 @pytest.fixture
 def short_grace(monkeypatch):
     monkeypatch.setattr(exchange, "GRACE_SECONDS", 0.3)
-
-
-@pytest.fixture(autouse=True)
-def private_folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    return tmp_path
-
-
-def total():
-    value = torch.ones(1)
-    dist.all_reduce(value)
-    return value.item()
 
 
 def fails(pool, fn, *args, timeout=30):
@@ -58,19 +45,6 @@ def fails(pool, fn, *args, timeout=30):
     assert pool.run(total) == [2.0, 2.0]
     assert not set(pids) & set(pool.pids)
     return caught.value, seconds
-
-
-def test_an_error_on_every_rank_is_told_once(pool):
-    def all_raise():
-        raise KeyError("missing")
-
-    pool.run(total)
-    pids = pool.pids
-    with pytest.raises(RankError) as caught:
-        pool.run(all_raise)
-    assert caught.value.headline.endswith("failed: KeyError: 'missing'")
-    assert ": the same" in str(caught.value) and str(caught.value).count("Traceback") == 1
-    assert caught.value.kept and pool.run(total) == [2.0, 2.0] and pool.pids == pids
 
 
 def test_the_same_error_after_unlike_collectives_ends_the_ranks(pool):

@@ -1,4 +1,4 @@
-"""DeepSeek v3 against definitions written out by hand, token by token and expert by expert."""
+"""DeepSeek v3 against definitions by hand, token by token and expert by expert; dropped copies, and sizes."""
 
 import math
 from dataclasses import replace
@@ -8,7 +8,10 @@ import torch
 from torch.nn import functional as F
 
 from workbench.authoring.models.deepseek_v3 import DeepSeekV3, DeepSeekV3Config
+from workbench.authoring.models.llama3 import Llama3, Llama3Config
+from workbench.authoring.models.moe import copies_of, send_by_capacity
 from workbench.recipe.model_sizes import SIZES
+from workbench.torch_api.distributed.experts import grouped_matmul
 
 SMALL = DeepSeekV3Config(
     dim=32, n_layers=2, n_dense_layers=1, n_heads=2, vocab_size=17, ffn_dim=48, expert_dim=24, n_experts=8,
@@ -139,10 +142,36 @@ def test_loss_and_gradients_are_those_of_the_definition(variant):
         assert (a - b).norm() <= 1e-10 * b.norm(), name
 
 
-def test_parameter_counts_and_the_configuration_s_defaults():
-    assert DeepSeekV3Config() == DeepSeekV3Config(**SIZES["deepseek_v3"]["debug"])
-    for flavor, billions in (("16b", 15.7), ("671b", 671.0)):
+@pytest.mark.parametrize(("family", "model", "config", "flavors"), [
+    ("llama3", Llama3, Llama3Config, {"8b": 8_030_261_248, "1b": 1_104_218_112}),
+    ("deepseek_v3", DeepSeekV3, DeepSeekV3Config, {"16b": 15.7e9, "671b": 671.0e9})])
+def test_parameter_counts_and_the_configuration_s_defaults(family, model, config, flavors):
+    assert config() == config(**SIZES[family]["debug"])
+    for flavor, parameters in flavors.items():
         with torch.device("meta"):
-            model = DeepSeekV3(DeepSeekV3Config(**SIZES["deepseek_v3"][flavor]))
-        counted = sum(parameter.numel() for parameter in model.parameters())
-        assert counted / 1e9 == pytest.approx(billions, abs=0.05)
+            module = model(config(**SIZES[family][flavor]))
+        counted = sum(parameter.numel() for parameter in module.parameters())
+        assert counted == (parameters if family == "llama3" else pytest.approx(parameters, abs=5e7))
+        assert "rope_cos" not in module.state_dict()
+
+
+def test_capacity_drops_the_last_and_says_so():
+    copies = torch.arange(1.0, 6.0).unsqueeze(1)
+    experts = torch.tensor([1, 0, 1, 1, 0])
+    rows, _, back, dropped = send_by_capacity(copies, experts, copies_of(experts, 2), None, 2)
+    assert rows.squeeze(2).tolist() == [[2.0, 5.0], [1.0, 3.0]] and dropped.item() == 1
+    assert back(rows).flatten().tolist() == [1.0, 2.0, 3.0, 0.0, 5.0]
+
+
+@pytest.mark.gpu
+def test_one_kernel_gives_what_a_product_for_each_group_gives():
+    torch.manual_seed(0)
+    rows, weights = torch.randn(64, 32), torch.randn(4, 32, 48) / 6
+    counts = [17, 0, 40, 7]
+    cuda = [t.cuda().bfloat16().requires_grad_() for t in (rows, weights)]
+    sizes = torch.tensor(counts, device="cuda")
+    plain = [t.detach().float().cpu().requires_grad_() for t in cuda]
+    for given in (cuda, plain):
+        grouped_matmul(given[0], given[1], sizes.to(given[0].device), counts).square().sum().backward()
+    for ours, expected in zip(cuda, plain, strict=True):
+        assert (ours.grad.float().cpu() - expected.grad).norm() < 1e-2 * expected.grad.norm()

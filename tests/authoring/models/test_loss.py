@@ -1,15 +1,17 @@
-"""The loss over a vocabulary that is cut over ranks, against the whole one."""
+"""The loss: in float32, and over a vocabulary that is cut over ranks as over the whole one."""
 
 import pytest
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional as F
 
+from workbench.authoring.models.llama3 import Llama3, Llama3Config
 from workbench.authoring.models.loss import vocabulary_parallel
 from workbench.authoring.plans import LLAMA3_PLAN, llama3_plan
 from workbench.world.mesh import current_world
 
 pytestmark = pytest.mark.integration
+SMALL = Llama3Config(dim=32, n_layers=2, n_heads=4, n_kv_heads=2, vocab_size=17, ffn_dim=48, max_seq_len=16)
 
 
 def data(scale):
@@ -47,3 +49,15 @@ def test_a_vocabulary_that_tp_does_not_divide_is_gathered():
     assert llama3_plan({"vocab_size": 256}, 4) == LLAMA3_PLAN and LLAMA3_PLAN.tensor["loss"] == "vocabulary"
     plan = llama3_plan({"vocab_size": 255}, 2)
     assert "loss" not in plan.tensor and plan.tensor["output"]["output"] == "replicate"
+
+
+def test_the_loss_is_the_mean_cross_entropy_in_float32():
+    torch.manual_seed(0)
+    model, inputs, targets = Llama3(SMALL).bfloat16(), *torch.randint(17, (2, 2, 8))
+    seen: list[torch.Tensor] = []
+    model.output.register_forward_hook(lambda _module, _inputs, logits: seen.append(logits))
+    loss = model(inputs, targets)
+    picked = seen[0].float().log_softmax(-1).gather(-1, targets.unsqueeze(-1))
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss, -picked.mean())
+    assert model.double()(inputs, targets).dtype == torch.float64

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from blocks import Summed
 from torch import nn
 from unpacked import unpacked
 
@@ -25,11 +26,6 @@ from workbench.world.fake import fake_world
 pytestmark = pytest.mark.integration
 LOWERED, REPLAYED = (PassRecord(find_pass(name), None, (), (), 0.0, 0.0)
                      for name in ("full_inductor_compilation", "cudagraph"))
-
-
-class Summed(nn.Sequential):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return super().forward(x).sum()
 
 
 @pytest.fixture(scope="module")

@@ -57,15 +57,7 @@ def test_an_operator_tells_all_that_is_known(tour, stepper):
     (where,) = [i for i in stepper.tree(step=3, part="forward").id_of if i.endswith(f"/{name}")]
     rows = dict(stepper.ask("details", id=where, step=3, part="forward")["rows"])
     assert rows["history"] == "added by transformer_block_bucketing"
-    assert {"operator", "result", "bytes", "module", "source", "reads", "read by"} <= rows.keys()
-
-
-def test_every_other_value_tells_its_placement_or_why_not(tour):
-    view = GraphView(tour.step.pair.by_part)
-    said = {id.rpartition("/")[2]: dict(view.ask("details", id=id)["rows"])["placement"] for id in view.tree().named}
-    gathered = next(n.name for n in tour.step.pair.graphs[0].graph.nodes if "all_gather_into_tensor" in n.name)
-    assert said[gathered].startswith("dp_shard: every rank holds the same; tp: unknown")
-    assert all(text for text in said.values()) and sum(text.startswith("unknown: ") for text in said.values()) > 20
+    assert {"operator", "result", "bytes", "module", "source", "placement", "reads", "read by"} <= rows.keys()
 
 
 def test_memory_keeps_its_peak_and_timeline_every_collective(tour):
