@@ -7,10 +7,8 @@ from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
-from torch.fx import GraphModule
 
 from workbench.errors import WorkbenchError
-from workbench.torch_api import aot
 from workbench.torch_api.restoring import shard_of
 
 
@@ -51,36 +49,13 @@ class PairFunction:
         gradients = {name: value for name, value in outputs if isinstance(value, torch.Tensor)}
         names = [*self.names, *[None] * (len(args) - len(self.names))]
         return [
-            _like(gradients.get(name), value) if name else None
+            gradient_like(gradients.get(name), value) if name else None
             for name, value in zip(names, args, strict=True)
         ]
 
 
 def _shards(args: Sequence[Any]) -> list[Any]:
     return [shard_of(value) if isinstance(value, torch.Tensor) else value for value in args]
-
-
-def inputs_by_name(
-    forward: GraphModule, names: Sequence[str]
-) -> Callable[[Sequence[Any]], list[Any]]:
-    """What the forward takes of tensors of these names and a batch: shards, their meshes, and the batch."""
-    inputs = [
-        (aot.parameter_of(n), n.meta["val"]) for n in forward.graph.find_nodes(op="placeholder")
-    ]
-
-    def take(values: Sequence[Any]) -> list[Any]:
-        by_name, batch = dict(zip(names, values, strict=False)), iter(values[len(names):])
-        taken: list[Any] = []
-        for name, layout in inputs:
-            if name is None:
-                taken.append(next(batch))
-            else:
-                taken.append(
-                    by_name[name].device_mesh if layout is None else shard_of(by_name[name])
-                )
-        return taken
-
-    return take
 
 
 def laid_out_as(parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
@@ -90,7 +65,7 @@ def laid_out_as(parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor
     return torch.empty_like(parameter).copy_(gradient)
 
 
-def _like(gradient: Any, parameter: Any) -> Any:
+def gradient_like(gradient: Any, parameter: Any) -> Any:
     """The gradient of a shard as that of its parameter, in its memory layout, which autograd reads of the whole."""
     if gradient is None:
         return None

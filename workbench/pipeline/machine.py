@@ -29,17 +29,6 @@ def machine() -> dict[str, Any]:
     }
 
 
-def device_of(world: str) -> str:
-    """What code that was compiled for ranks of this kind depends on: the CPU, or under nccl GPU 0 and its compiler."""
-    if world != "nccl":
-        return f"{cpu_name()}, {torch.backends.cpu.get_cpu_capability()}"
-    if not gpus():
-        return "no CUDA GPU"
-    gpu = torch.cuda.get_device_properties(0)
-    return (f"{gpu.name}, compute capability {gpu.major}.{gpu.minor}, CUDA {torch.version.cuda}, "
-            f"Triton {installed('triton') or 'not installed'}")
-
-
 def versions() -> dict[str, str]:
     """Of torch, Python and this package, and of CUDA and NCCL where there is a GPU."""
     by_package = {

@@ -49,7 +49,7 @@ def on_ranks(
     steps = recipe.training.steps
     check_buildable(recipe, world.backend if isinstance(world, RankPool) else world)
     if world == "fake":
-        with fake_world(recipe.mesh.world_size), telling(progress) as tell:
+        with fake_world(recipe.world_size), telling(progress) as tell:
             return [function(recipe, *args, Post(tell.hear, steps))]
     if among_ranks(world):
         with (
@@ -59,12 +59,12 @@ def on_ranks(
             return all_gather_object(function(recipe, *args, Post(tell.hear, steps)))
     pools: AbstractContextManager[RankPool]
     with telling(progress) as tell:
-        tell(f"start {counted(recipe.mesh.world_size, 'rank')}")
+        tell(f"start {counted(recipe.world_size, 'rank')}")
         if isinstance(world, RankPool):
             _require_size(recipe, world.size, "this pool has")
             pools = nullcontext(world)
         else:
-            pools = ranks(recipe.mesh.world_size, backend=world, timeout=timeout)
+            pools = ranks(recipe.world_size, backend=world, timeout=timeout)
         with pools as pool:
             call = function, recipe, args, type(tell) is not Teller
             return pool.run_on(range(pool.size), _with_post, call, progress=tell.hear)
@@ -78,7 +78,7 @@ def _with_post(
 
 
 def _require_size(recipe: Recipe, size: int, who: str) -> None:
-    count = recipe.mesh.world_size
+    count = recipe.world_size
     if count != size:
         raise WorldError(
             f"recipe {recipe.name!r} needs {counted(count, 'rank')}, and {who} {size}: change the mesh, "

@@ -151,13 +151,14 @@ def clipping(norm: torch.Tensor, limit: float) -> torch.Tensor:
     return torch.clamp(limit / (norm + 1e-6), max=1.0)
 
 
-def total_norm(gradients: list[torch.Tensor]) -> torch.Tensor:
+def total_norm(gradients: list[torch.Tensor], pipeline: int = 1) -> torch.Tensor:
     """The 2-norm over the whole gradients of all ranks, a plain scalar tensor: one reduction over the world.
 
-    Each rank adds its shards' squares, divided by how many ranks hold the same shard.
+    Each rank adds its shards' squares, divided by how many ranks hold the same shard. pipeline: as of a World.
     """
     ranks = dist.get_world_size() if dist.is_initialized() else 1
-    total = squares([shard_of(g) for g in gradients], [copies_of(g, ranks) for g in gradients])
+    copies = [copies_of(g, ranks // pipeline) for g in gradients]
+    total = squares([shard_of(g) for g in gradients], copies)
     if ranks > 1:
         dist.all_reduce(total)
     return total.sqrt().to(gradients[0].dtype)
@@ -169,7 +170,7 @@ def clip(authored: Authored, limit: float | None) -> torch.Tensor:
     Each rank scales its shards: DTensor's rules for lists are slow.
     """
     gradients = [p.grad for p in authored.module.parameters() if p.grad is not None]
-    norm = total_norm(gradients)
+    norm = total_norm(gradients, authored.world.pipeline)
     if limit is not None:
         torch.ops.aten._foreach_mul_.Tensor(
             [shard_of(gradient) for gradient in gradients], clipping(norm, limit)

@@ -13,7 +13,8 @@ HOOKS = {"check.agreement": "workbench.checks.agreement:agree_on_collectives",
          "capture.joint": "workbench.graph.capture:by_aot_autograd",
          "level.full": "workbench.pipeline.proofs.numerics_proof:prove_numerics",
          "training.step.pair": "workbench.pipeline.stages:PairStep"}
-_FOLDERS = {"capture.traced": "traced_capture", "training.step.whole": "whole_step"}
+_FOLDERS = {"capture.traced": "traced_capture", "training.step.whole": "whole_step",
+            "training.step.pipeline": "pipeline"}
 
 
 def declare_hook(name: str, code: str) -> None:

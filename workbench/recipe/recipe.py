@@ -5,17 +5,18 @@ No torch here; a recipe that lists passes of the package imports their files, an
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import tomli_w
 from pydantic import Field, field_validator, model_validator
 
 from workbench.recipe.edits import apply_overrides, flatten
 from workbench.recipe.files import course_folder
-from workbench.recipe.hooks import check_value
+from workbench.recipe.hooks import check_value, hook_of, values_of
 from workbench.recipe.rules import rule_problems
 from workbench.recipe.sections import DataSpec, Expectations, MeshSpec, ModelSpec, PassSpec, PrecisionSpec, TrainingSpec
 from workbench.recipe.strict_toml import (
@@ -53,6 +54,9 @@ class Recipe(Declared):
     expect: Expectations = Expectations()
     strict: bool = Field(False, description="a pass without effect is an error")
     free_order: bool = Field(False, description="passes of a stage may stand in any order, to see why order matters")
+    vars()["__annotations__"] |= {
+        name: Annotated[hook_of("section", name) | None, Field(None)] for name in values_of("section")
+    }
 
     @field_validator("capture")
     @classmethod
@@ -62,12 +66,24 @@ class Recipe(Declared):
     @model_validator(mode="after")
     def _rules(self) -> Self:
         problems = rule_problems(self.model_dump(), self.model.sizes())
+        for section in self.sections:
+            problems += section.problems(self)
         if problems:
             raise RecipeError(f"recipe {self.name!r}", problems)
         return self
 
     def __repr__(self) -> str:
         return f"Recipe {self.name}: {self.subject}; passes: {', '.join(self.pass_names) or 'none'}"
+
+    @property
+    def sections(self) -> list[Any]:
+        """The tables of plugins that the recipe has, each a Section."""
+        return [table for name in values_of("section") if (table := getattr(self, name)) is not None]
+
+    @property
+    def world_size(self) -> int:
+        """The ranks that it runs on: those of its mesh, or a multiple that a section asks for."""
+        return self.mesh.world_size * math.prod(s.multiplies_ranks for s in self.sections)
 
     @property
     def subject(self) -> str:

@@ -10,7 +10,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt, ValidationInfo, field_v
 from workbench.errors import WorkbenchError
 from workbench.recipe.hooks import check_value
 from workbench.recipe.model_sizes import SIZES
-from workbench.recipe.strict_toml import Declared
+from workbench.recipe.strict_toml import Declared, Problem
 
 Dtype = Literal["float32", "bfloat16", "float64"]
 
@@ -257,6 +257,19 @@ class TrainingSpec(Declared):
     @classmethod
     def _off(cls, value: Any) -> Any:
         return None if value == "off" else value
+
+
+class Section(Declared):
+    """Base of a table that a plugin declares: `declare_hook("section.NAME", "MODULE:CLASS")`."""
+
+    @property
+    def multiplies_ranks(self) -> int:
+        """How many times the ranks of the mesh the recipe runs on."""
+        return 1
+
+    def problems(self, recipe: Any) -> list[Problem]:
+        """What does not fit the rest of a valid recipe."""
+        return []
 
 
 class Expectations(Declared):

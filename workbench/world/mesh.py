@@ -39,7 +39,7 @@ class World:
 
     kind: "fake" (shapes only), "simulated" (every rank's values in this process), "gloo" or "nccl".
     size: number of ranks; rank: this rank. device: the device of this rank's tensors.
-    fake_mode: the mode that creates this world's fake tensors; None if tensors are real.
+    fake_mode: the mode of this world's fake tensors, or None. pipeline: ranks of one, each with meshes of its own.
     """
 
     kind: WorldKind
@@ -47,6 +47,7 @@ class World:
     rank: int
     device: torch.device
     fake_mode: Any = field(default=None, repr=False, compare=False)
+    pipeline: int = field(default=1, repr=False)
 
     @property
     def is_fake(self) -> bool:
@@ -61,16 +62,19 @@ class World:
     def mesh(self, spec: MeshSpec) -> DeviceMesh | None:
         """The mesh of `spec`, with the axes larger than 1 only, in the order dp_replicate, dp_shard, tp.
 
-        None for a single rank. WorldError if the axes do not multiply to the number of ranks.
-        Every rank must call it, in the same order: it creates process groups.
+        None for a single rank. In a pipeline, that of the ranks with this rank's place in it. WorldError if the axes do
+        not multiply to the number of ranks. Every rank must call it, in the same order: it creates process groups.
         """
-        if spec.world_size != self.size:
+        if spec.world_size * self.pipeline != self.size:
             sizes = " x ".join(f"{axis} {getattr(spec, axis)}" for axis in AXES)
             raise WorldError(
                 f"mesh {sizes} needs {spec.world_size} ranks, and this {self.kind} world has {self.size}: "
                 f"change the mesh, or start {spec.world_size} ranks"
             )
-        return self.mesh_of({axis: getattr(spec, axis) for axis in AXES})
+        mesh = self.mesh_of({"pp": self.pipeline, **{axis: getattr(spec, axis) for axis in AXES}})
+        if mesh is None or self.pipeline == 1:
+            return mesh
+        return mesh[tuple(spec.axes)] if spec.axes else None
 
     def mesh_of(self, sizes: dict[str, int]) -> DeviceMesh | None:
         """A mesh of the axes in `sizes` (name to size) that are larger than 1; None if there are none."""

@@ -26,9 +26,10 @@ import workbench
 from workbench.authoring.families import find_family
 from workbench.errors import WorkbenchError
 from workbench.passes.registry import find_pass
-from workbench.pipeline.machine import device_of
+from workbench.pipeline.machine import gpus
 from workbench.recipe.recipe import Recipe
 from workbench.tools.own_files import imports_of
+from workbench.torch_api.supported import cpu_name, installed
 
 MANIFEST, SUMS, KERNELS = "manifest.json", "SHA256SUMS", "kernels"
 PACKAGE = Path(workbench.__file__).parent
@@ -57,7 +58,7 @@ def made_of(recipe: Recipe, world: str) -> dict[str, str]:
     """
     package = "".join(path.read_text(encoding="utf-8") for path in sorted(PACKAGE.rglob("*.py")))
     parts = {"torch": torch.__version__, "Python": platform.python_version(),
-             "device": device_of(world), "the source of this package": _sha256(package.encode())}
+             "device": _device(world), "the source of this package": _sha256(package.encode())}
     functions = {f"pass {name!r}": find_pass(name).function for name in recipe.pass_names}
     functions[f"model {recipe.model.family!r}"] = find_family(recipe.model.family).make
     loss = recipe.model.loss.partition(":")[0]
@@ -139,3 +140,14 @@ def _hashes(folder: Path) -> dict[str, str]:
 
 def _sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
+
+
+def _device(world: str) -> str:
+    """What code that was compiled for ranks of this kind depends on: the CPU, or under nccl GPU 0 and its compiler."""
+    if world != "nccl":
+        return f"{cpu_name()}, {torch.backends.cpu.get_cpu_capability()}"
+    if not gpus():
+        return "no CUDA GPU"
+    gpu = torch.cuda.get_device_properties(0)
+    return (f"{gpu.name}, compute capability {gpu.major}.{gpu.minor}, CUDA {torch.version.cuda}, "
+            f"Triton {installed('triton') or 'not installed'}")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +23,7 @@ from workbench.checks.verdicts import Verdict
 from workbench.graph.capture import title
 from workbench.graph.facts import GraphFacts, Part, StepFacts, facts_of, set_facts
 from workbench.graph.lower import Step, bind
-from workbench.graph.pair_function import PairFunction, inputs_by_name
+from workbench.graph.pair_function import PairFunction
 from workbench.graph.partition import ForwardBackward, Split, saved_order
 from workbench.pipeline.machine import gpus
 from workbench.pipeline.report import PassRow
@@ -35,6 +35,7 @@ from workbench.torch_api import aot
 from workbench.torch_api.distributed.named_groups import alias_groups, rename_groups
 from workbench.torch_api.inductor.bucketing import twin_group
 from workbench.torch_api.inductor.written_code import Boxed, Compiled, WrittenGraph
+from workbench.torch_api.restoring import shard_of
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,7 @@ def load_step(authored: Authored, program: Program) -> tuple[Step, list[PassReco
     names = [*program.pair["parameters"], *program.pair["buffers"]]
     function = PairFunction(title(authored), (), names, program.pair["writes"],
                             program.facts.saved_order or (), program.gradients,
-                            inputs_by_name(slots[0].graph, names))
+                            _inputs_by_name(slots[0].graph, names))
     pair = ForwardBackward((slots[0], slots[-1]), authored, function=function, **program.pair)
     pair.facts = program.facts
     kind = step_kind(recipe_of(authored))
@@ -196,3 +197,26 @@ if __name__ == "__main__":
     for path in sorted(Path(sys.argv[1]).glob("program_*.pt")):
         for file in read_program(path, number).graphs.values():
             file.load(number)
+
+
+def _inputs_by_name(
+    forward: GraphModule, names: Sequence[str]
+) -> Callable[[Sequence[Any]], list[Any]]:
+    """What the forward takes of tensors of these names and a batch: shards, their meshes, and the batch."""
+    inputs = [
+        (aot.parameter_of(n), n.meta["val"]) for n in forward.graph.find_nodes(op="placeholder")
+    ]
+
+    def take(values: Sequence[Any]) -> list[Any]:
+        by_name, batch = dict(zip(names, values, strict=False)), iter(values[len(names):])
+        taken: list[Any] = []
+        for name, layout in inputs:
+            if name is None:
+                taken.append(next(batch))
+            else:
+                taken.append(
+                    by_name[name].device_mesh if layout is None else shard_of(by_name[name])
+                )
+        return taken
+
+    return take
