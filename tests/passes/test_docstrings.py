@@ -53,7 +53,7 @@ def gather(x: torch.Tensor) -> torch.Tensor:
 
 
 def made(name: str, block: Block, layers: int, width: int, ranks: int, axis: str, options: dict[str, Any] | None,
-         clip: float | None) -> tuple[list[str], ...]:
+         clip: float | None, start: str) -> tuple[list[str], ...]:
     """What the pass makes of forward and backward, or of the whole step, without values; the graphs without it where
     options is None.
     """
@@ -68,7 +68,12 @@ def made(name: str, block: Block, layers: int, width: int, ranks: int, axis: str
             batch = (torch.empty(width, width),)
         joint = capture(author_module(model, world, mesh, ParallelPlan(units=("layers.*",)), batch=lambda: batch))
         run_joint(joint, joint_passes)
-        pair = partition(joint)
+        if start:
+            from workbench.lab.pipeline.cut import cut_into_stages
+
+            pair = cut_into_stages(joint, [start]).stages[-1].pair
+        else:
+            pair = partition(joint)
         if contract.stage is Stage.STEP:
             from workbench.lab.whole_step.join import Update, join
 
@@ -91,10 +96,12 @@ def shown(result: Any, graph: GraphModule) -> list[str]:
 
 
 def example(name: str, block: Block, *, layers: int = 1, width: int = 4, ranks: int = 1, graph: str = "forward",
-            axis: str = "dp_shard", clip: float | None = 1.0, **options: Any) -> None:
-    """Print one graph of the model before and after the pass `name` with these options; clip: of the whole step."""
+            axis: str = "dp_shard", clip: float | None = 1.0, start: str = "", **options: Any) -> None:
+    """Print one graph of the model before and after the pass `name` with these options; clip: of the whole step; start:
+    of the last of two stages of a pipeline.
+    """
     for title, given in (("before", None), ("after", options)):
-        lines = made(name, block, layers, width, ranks, axis, given, clip)[graph == "backward"]
+        lines = made(name, block, layers, width, ranks, axis, given, clip, start)[graph == "backward"]
         print(f"{title}:", *lines, sep="\n  ")
 
 

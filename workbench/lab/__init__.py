@@ -12,6 +12,7 @@
     inside_inductor        what Inductor does below the graph: its passes, kernels, memory; `workbench explain`
     memory_budget          what is saved fits a budget, by torch's own solvers; `workbench plan`
     offload_activations    saved tensors on the host between forward and backward
+    pipeline               the model in stages, on torch's schedules; `workbench pipeline`
     schedule               whether all ranks would launch the same collectives; `workbench schedule`
     traced_capture         forward, loss and gradients traced by make_fx
     traces                 what a torch.profiler trace shows of communication; `workbench order`

@@ -1,0 +1,242 @@
+"""What the tests of pipelines run on ranks, and torch's own code run without any."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.pipelining import schedules
+
+from workbench import Batches, WorkbenchError, author, author_module, capture, current_world, fake_world, load_recipe
+from workbench.authoring.microbatches import cut as microbatches
+from workbench.lab.pipeline.cut import cut_into_stages
+from workbench.lab.pipeline.plan import Action, Plan
+from workbench.lab.pipeline.step import PipelineStep
+from workbench.pipeline.train import clip, optimizer_of
+from workbench.torch_api.determinism import deterministic
+from workbench.world.mesh import World
+
+ALONE = World("gloo", 1, 0, torch.device("cpu"))
+COUNT = 4
+
+
+def small(layers: int = 8, **changes: Any) -> Any:
+    sizes = {"mesh.dp_shard": 1, "model.n_layers": layers, "model.dim": 32, "model.n_heads": 2, "model.n_kv_heads": 2,
+             "model.ffn_dim": 48, "model.vocab_size": 256, "data.seq_len": 16, "data.batch_per_rank": COUNT,
+             "joint_passes": [], "passes": [], "training.steps": 2}
+    return load_recipe("llama3_fsdp").override(sizes | changes)
+
+
+def piped(stages: Any, schedule: str = "1F1B", layers: int = 4, **changes: Any) -> Any:
+    return small(layers, **{"training.step": "pipeline", "pipeline.stages": stages, "pipeline.schedule": schedule,
+                            **changes})
+
+
+class Skipping(nn.Module):
+    """Three layers, the last of which reads what the first was given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(4, 4, bias=False)
+        self.layers = nn.ModuleList(nn.Linear(4, 4, bias=False) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first = y = self.embed(x)
+        for layer in self.layers:
+            y = layer(y).sin()
+        return (y * first).sum()
+
+
+def captured(module: nn.Module, *batch: torch.Tensor) -> Any:
+    return capture(author_module(module, ALONE, None, batch=lambda: batch))
+
+
+def llama(hugging_face: bool, layers: int = 8) -> tuple[Any, tuple[torch.Tensor, ...]]:
+    """A joint graph of a microbatch, on this process alone, and a batch of COUNT of them."""
+    torch.manual_seed(0)
+    batch = tuple(torch.randint(64, (COUNT, 8)) for _ in range(2))
+    if not hugging_face:
+        authored = author(small(layers), ALONE)
+        return capture(authored, batch=microbatches(batch, COUNT)[0]), batch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from workbench import CausalLM
+
+    config = LlamaConfig(hidden_size=16, intermediate_size=24, num_hidden_layers=layers, num_attention_heads=2,
+                         num_key_value_heads=2, vocab_size=64, max_position_embeddings=8)
+    model = CausalLM(LlamaForCausalLM(config))
+    return captured(model, *microbatches(batch, COUNT)[0]), batch
+
+
+def order_of(plan: Plan, stage: int) -> list[int]:
+    """The microbatches in the order in which a stage's parameters get their gradients."""
+    return [a.microbatch for rank in plan.ranks for a in rank if a.stage == stage and a.kind in ("B", "W")]
+
+
+def eager(module: nn.Module, batch: Any, order: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """The mean loss, and the mean gradients, summed in this order: by autograd alone."""
+    parts, losses = microbatches(batch, COUNT), {}
+    module.zero_grad()
+    for number in order:
+        losses[number] = module(*parts[number])
+        losses[number].backward()
+    gradients = {name: p.grad / COUNT for name, p in module.named_parameters()}
+    module.zero_grad()
+    return sum(losses[i].detach() for i in range(COUNT)) / COUNT, gradients
+
+
+def differing(joint: Any, batch: Any, stages: Any, schedule: str) -> tuple[list[str], int]:
+    """What a step of all ranks gives otherwise than eager, and how many gradients this rank has."""
+    module = joint.authored.module
+    step = PipelineStep(cut_into_stages(joint, stages), schedule, COUNT)
+    loss, right = eager(module, batch, order_of(step.plan, 0))
+    odd = [] if torch.equal(step(*batch).detach(), loss) else ["loss"]
+    for run in step.runs:
+        order = order_of(step.plan, run.stage.number)
+        assert order == order_of(step.plan, 0)
+    odd += [name for name, p in step.trained.items() if not torch.equal(p.grad, right[name])]
+    with_gradient = {name for name, p in module.named_parameters() if p.grad is not None}
+    assert with_gradient == set(step.trained)
+    return odd, len(with_gradient)
+
+
+def all_schedules(hugging_face: bool, schedules: Any) -> list[tuple[list[str], int]]:
+    """`differing` of each (schedule, stages), from one capture."""
+    with deterministic(True):
+        joint, batch = llama(hugging_face)
+        path = "model.model." * hugging_face
+        return [differing(joint, batch, [path + start for start in stages], schedule) for schedule, stages in schedules]
+
+
+def trained_beside_eager(recipe: Any) -> list[str]:
+    """What two AdamW steps of a pipeline with FSDP leave otherwise than eager whole parameters do, whose gradients are
+    summed over the microbatches and then averaged over the ranks of FSDP.
+    """
+    spec = recipe.pipeline
+    world = replace(current_world(), pipeline=spec.multiplies_ranks)
+    odd = []
+    with deterministic(True):
+        authored = author(recipe, world)
+        plain = author(recipe.override({"mesh.dp_shard": 1, "passes": []}), ALONE).module
+        whole = world.mesh_of({"pp": world.pipeline, "dp_shard": recipe.mesh.dp_shard})
+        shards, group = whole["dp_shard"].get_group(), whole["pp"].get_group()
+        batch = microbatches(authored.example_batch(), COUNT)[0]
+        joint = capture(authored, batch=batch)
+        cut = cut_into_stages(joint, spec.stages)
+        step = PipelineStep(cut, spec.schedule, COUNT, passes=recipe.passes, group=group)
+        optimizer = optimizer_of(authored)
+        other = torch.optim.AdamW(plain.parameters(), lr=recipe.training.lr, fused=True)
+        batches = Batches(authored)
+        for number in range(2):
+            loss, right = eager(plain, batches.at(number), order_of(step.plan, 0))
+            for gradient in right.values():
+                dist.all_reduce(gradient, group=shards)
+                gradient /= recipe.mesh.dp_shard
+            odd += ["loss"] * (not torch.equal(step(*batches.at(number)).detach(), loss))
+            odd += [f"gradient {name}, step {number}" for name, p in step.trained.items()
+                    if not torch.equal(p.grad.full_tensor(), right[name])]
+            norm = clip(authored, None)
+            norms = torch.stack([g.double().square().sum() for g in right.values()]).sum().sqrt()
+            assert abs(float(norm) - float(norms)) < 1e-4 * float(norms)
+            for name, p in plain.named_parameters():
+                p.grad = right[name]
+            optimizer.step(), other.step(), optimizer.zero_grad(), other.zero_grad()
+            values = dict(plain.named_parameters())
+            odd += [f"parameter {name}, step {number}" for name, p in step.trained.items()
+                    if not torch.equal(p.full_tensor(), values[name])]
+    return odd
+
+
+def refused(changes: Any) -> list[str]:
+    """What a step says, before anything is launched, where the last rank runs another one."""
+    last = dist.get_rank() == dist.get_world_size() - 1
+    joint, _ = llama(False, layers=3)
+    told = []
+    for change in changes:
+        start = "layers.2" if last and change == "stages" else "layers.1"
+        schedule = "GPipe" if last and change == "schedule" else "1F1B"
+        try:
+            PipelineStep(cut_into_stages(joint, [start]), schedule, COUNT - (last and change == "microbatches"))
+        except WorkbenchError as error:
+            told.append(f"WorkbenchError: {error}")
+    return told
+
+
+class Forgets(schedules.ScheduleInterleaved1F1B):
+    """Rank 1 does not receive the first activation."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        table = self.pipeline_order_with_comms
+        table[1] = [action for action in table[1] if str(action) != "1RECV_F0"]
+
+
+class SendsFirst(schedules.ScheduleInterleaved1F1B):
+    """Each rank sends the next microbatch before it receives what the other sends it."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        table = self.pipeline_order_with_comms
+        order = [str(action) for action in table[1]]
+        received, sent = order.index("1RECV_F1"), order.index("1SEND_B0")
+        table[1].insert(sent, table[1].pop(received))
+
+
+def actions_of_code(schedule: str, rank: int, ranks: int, count: int) -> list[Action]:
+    """What torch's own code of a step asks one stage for, in its order."""
+    actions: list[Action] = []
+
+    def launch(ops: Any, desc: Any = None) -> list[Any]:
+        actions.extend(Action(*op) for op in ops)
+        return []
+
+    class Recorder:
+        stage_index, num_stages, group_rank, group_size = rank, ranks, rank, ranks
+        is_first, is_last, device, submod = rank == 0, rank == ranks - 1, "cpu", None
+        args_recv_info: dict[int, Any] = {0: ()}  # noqa: RUF012
+        act_send_info: dict[int, Any] = {}  # noqa: RUF012
+
+        def __init__(self) -> None:
+            for name, kind, there in [("get_fwd_send_ops", "SEND_F", not self.is_last),
+                                      ("get_fwd_recv_ops", "RECV_F", not self.is_first),
+                                      ("get_bwd_send_ops", "SEND_B", not self.is_first),
+                                      ("get_bwd_recv_ops", "RECV_B", not self.is_last)]:
+                setattr(self, name, partial(self.transfer, kind, there))
+
+        def transfer(self, kind: str, there: bool, number: int) -> list[Any]:
+            return [Op(kind, rank, number)] if there else []
+
+        def __getattr__(self, name: str) -> Any:
+            return lambda *_, **__: []
+
+        def forward_one_chunk(self, number: int, *_: Any, **__: Any) -> torch.Tensor:
+            actions.append(Action("F", rank, number))
+            return torch.zeros(())
+
+        def backward_one_chunk(self, number: int, **_: Any) -> None:
+            actions.append(Action("B", rank, number))
+
+    class Op(tuple):
+        peer = 0
+
+        def __new__(cls, *row: Any) -> Any:
+            return tuple.__new__(cls, row)
+
+    runner = schedules.get_schedule_class(schedule)(Recorder(), count, loss_fn=lambda output, target: output)
+    with mock.patch.object(schedules, "_batch_p2p", launch):
+        runner.step(torch.zeros(count), target=torch.zeros(count), losses=[], return_outputs=False)
+    return actions
+
+
+@contextmanager
+def two_way() -> Iterator[World]:
+    """Rank 0 of two places in a pipeline, each of which is two FSDP ranks; no values."""
+    with fake_world(4) as world:
+        yield replace(world, pipeline=2)

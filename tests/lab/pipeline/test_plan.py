@@ -1,0 +1,79 @@
+"""What each rank does: torch's tables, the bubble, and schedules that would hang."""
+
+from __future__ import annotations
+
+import pytest
+
+from lab.pipeline.pipelines import Forgets, SendsFirst, actions_of_code, order_of
+from workbench import WorkbenchError
+from workbench.lab.pipeline.plan import Plan, plan
+
+SCHEDULES = [("GPipe", 2, 2, 4), ("1F1B", 2, 2, 4), ("GPipe", 4, 4, 8), ("1F1B", 4, 4, 8),
+             ("Interleaved1F1B", 4, 8, 8), ("InterleavedZeroBubble", 4, 8, 8), ("ZBVZeroBubble", 2, 4, 4),
+             ("ZBVZeroBubble", 4, 8, 8), ("DualPipeV", 4, 8, 8), ("LoopedBFS", 2, 4, 4)]
+
+
+@pytest.mark.parametrize(("schedule", "ranks", "stages", "count"), SCHEDULES)
+def test_each_schedule_of_torch_ends_and_runs_every_microbatch(schedule, ranks, stages, count):
+    made = plan(schedule, ranks, stages, count)
+    made.check()
+    spans, problem = made.spans()
+    forwards = [action for _, action, *_ in spans if action.kind == "F"]
+    assert problem == "" and len(forwards) == len(set(forwards)) == stages * count
+    assert all(sorted(order_of(made, stage)) == list(range(count)) for stage in range(stages))
+    assert made.split == (schedule in ("InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"))
+
+
+def bubble(made: Plan) -> float:
+    """With forwards of one, whole backwards of two and halves of one, divided among a rank's stages."""
+    own = made.stages // len(made.ranks)
+    spans, _ = made.spans(lambda action: (2 if action.kind == "B" else 1) / own)
+    busy = sum(end - begin for *_, begin, end in spans)
+    return 1 - busy / max(end for *_, end in spans) / len(made.ranks)
+
+
+@pytest.mark.parametrize(("ranks", "count"), [(2, 4), (4, 8), (4, 16)])
+def test_the_bubble_of_gpipe_and_1f1b_is_the_ideal_one_and_others_have_less(ranks, count):
+    ideal = (ranks - 1) / (count + ranks - 1)
+    assert bubble(plan("GPipe", ranks, ranks, count)) == pytest.approx(ideal)
+    assert bubble(plan("1F1B", ranks, ranks, count)) == pytest.approx(ideal)
+    interleaved, zero = (bubble(plan(name, ranks, 2 * ranks, count)) for name in ("Interleaved1F1B", "ZBVZeroBubble"))
+    assert zero < interleaved < ideal
+
+
+@pytest.mark.compat
+@pytest.mark.parametrize("schedule", ["GPipe", "1F1B"])
+@pytest.mark.parametrize(("ranks", "count"), [(2, 4), (4, 5)])
+def test_gpipe_and_1f1b_compute_and_transfer_in_the_order_of_torch_s_code(schedule, ranks, count):
+    for rank, actions in enumerate(plan(schedule, ranks, ranks, count).ranks):
+        theirs = actions_of_code(schedule, rank, ranks, count)
+        for kinds in (("F", "B"), ("SEND_F",), ("RECV_F",), ("SEND_B",), ("RECV_B",)):
+            ours, code = ([a for a in side if a.kind in kinds] for side in (actions, theirs))
+            assert ours == code
+
+
+def test_a_send_without_its_receive_is_named():
+    with pytest.raises(WorkbenchError) as told:
+        plan(Forgets, 2, 4, 4).check()
+    assert str(told.value) == ("this schedule would hang: on rank 0 stage 0 sends the activation of microbatch 0, and "
+                               "nothing on rank 1 answers it")
+
+
+def test_two_ranks_that_both_send_first_are_named():
+    with pytest.raises(WorkbenchError) as told:
+        plan(SendsFirst, 2, 4, 4).check()
+    assert str(told.value) == ("this schedule would hang: ranks 0 and 1 both send first: stage 0 sends the activation "
+                               "of microbatch 1, and stage 1 sends the activation of microbatch 1")
+
+
+@pytest.mark.parametrize(("numbers", "told"), [
+    (("1F1B", 2, 3, 4), "1F1B cannot deal out 3 stages to 2 ranks"),
+    (("GPipe", 2, 4, 4), "GPipe cannot deal out 4 stages to 2 ranks"),
+    (("ZBVZeroBubble", 2, 2, 4), "ZBVZeroBubble, 4 microbatches: ZBV requires exactly 2 stages per rank, but got 1."),
+    (("1F1B", 4, 4, 2), "1F1B, 2 microbatches: Number of microbatches (2) must be greater than"),
+    (("2F2B", 2, 2, 4), "2F2B, 4 microbatches: Unknown schedule name '2F2B'"),
+])
+def test_numbers_that_do_not_fit_are_told(numbers, told):
+    with pytest.raises(WorkbenchError) as error:
+        plan(*numbers)
+    assert str(error.value).startswith(told)

@@ -1,0 +1,115 @@
+"""A step of all ranks in estimated time: the bubble, what each stage holds, and a picture."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from matplotlib.patches import Patch
+
+from workbench.graph.read.cost import DeviceSpec, device_spec
+from workbench.graph.read.memory import saved_tensors
+from workbench.graph.read.timeline import costs_of, simulate
+from workbench.lab.pipeline.cut import PipelineCut
+from workbench.lab.pipeline.phases import StageRun
+from workbench.lab.pipeline.plan import Action, Plan, Span
+from workbench.lab.pipeline.transform import held_bytes, second_half
+from workbench.notebook.draw import Picture
+from workbench.notebook.draw.colors import BLUE, GREEN, ORANGE
+from workbench.notebook.draw.picture import finish, panels
+from workbench.torch_api.ops import tensor_bytes
+
+_KINDS = {
+    "F": (BLUE, "forward"),
+    "B": (ORANGE, "backward"),
+    "I": (ORANGE, "backward, what is sent"),
+    "W": (GREEN, "backward, the rest"),
+}
+
+
+@dataclass
+class Estimate:
+    """spans: the computations of microbatches. live: the most bytes that each stage holds at once for microbatches
+    whose backward has not ended. source: of the times.
+    """
+
+    plan: Plan = field(repr=False)
+    spans: list[Span] = field(repr=False)
+    live: list[int]
+    source: str
+
+    @property
+    def total_ms(self) -> float:
+        return max(end for *_, end in self.spans)
+
+    @property
+    def bubble(self) -> float:
+        """The share of the ranks' time in which nothing computes."""
+        busy = sum(end - begin for *_, begin, end in self.spans)
+        return 1 - busy / (self.total_ms * len(self.plan.ranks))
+
+    @property
+    def ideal(self) -> float:
+        """(p - 1) / (m + p - 1): the bubble of 1F1B, for stages of equal times and transfers of none."""
+        ahead = len(self.plan.ranks) - 1
+        return ahead / (self.plan.microbatches + ahead)
+
+    def __repr__(self) -> str:
+        lines = [
+            f"{self.plan.stages} stages on {len(self.plan.ranks)} ranks, {self.plan.microbatches} "
+            f"microbatches: bubble {self.bubble:.1%}, of an ideal 1F1B {self.ideal:.1%}"
+        ]
+        for stage, size in enumerate(self.live):
+            lines.append(f"  stage {stage} holds at most {size:,} bytes for microbatches")
+        return "\n".join(lines)
+
+    def picture(self) -> Picture:
+        """A lane for each rank, and a bar for each computation with its microbatch."""
+        ranks, total = range(len(self.plan.ranks)), self.total_ms
+        figure, (axes,) = panels(9.6, 0.9 + 0.45 * len(ranks))
+        for rank, action, begin, end in self.spans:
+            axes.broken_barh(
+                [(begin, end - begin)],
+                (rank - 0.4, 0.8),
+                facecolor=_KINDS[action.kind][0],
+                edgecolor="white",
+                linewidth=0.5,
+            )
+            if end - begin > total / 60:
+                middle = (begin + end) / 2
+                axes.text(middle, rank, str(action.microbatch), ha="center", va="center", fontsize=7)
+        axes.set_yticks(ranks, [f"rank {rank}" for rank in ranks])
+        axes.set(ylim=(len(ranks) - 0.45, -0.55), xlim=(0, total), xlabel=f"ms, {self.source}")
+        shown = [_KINDS[kind] for kind in sorted({action.kind for _, action, *_ in self.spans})]
+        legend = [Patch(color=color, label=label) for color, label in shown]
+        figure.legend(handles=legend, loc="outside upper right", ncols=3, frameon=False)
+        return finish(figure, f"A lane of computations for each rank. {self}", str(self), colors=48)
+
+
+def estimate(cut: PipelineCut, plan: Plan, device: str | DeviceSpec = "h100") -> Estimate:
+    """The plan with the stages' times on `device`: kernels one by one, without what runs once a step."""
+    spec = device_spec(device)
+    ms, adds = dict[tuple[str, int], float](), dict[tuple[str, int], int]()
+    for stage in cut.stages:
+        run, at = StageRun(stage, cut.of.authored.module, plan.split), stage.number
+        graphs = [piece.graph for piece in (run.forwards, *run.backwards)]
+        times = [simulate(graph.graph.nodes, costs_of(graph, spec)).end for graph in graphs]
+        rows = {row.name: row.held_bytes for row in saved_tensors(*stage.pair.graphs)}
+        saved = sum(rows.get(source, 0) for source in run.saved.values())
+        kept = held_bytes(second_half(stage.pair.backward))
+        ms["F", at], ms["I", at], ms["W", at] = times
+        ms["B", at] = sum(times[1:])
+        adds["F", at], adds["B", at] = saved, -saved
+        adds["I", at], adds["W", at] = kept - saved, -kept
+
+    def send_ms(action: Action) -> float:
+        stage = cut.stages[action.stage]
+        nodes = stage.sent if action.kind == "SEND_F" else stage.sent_gradients
+        # of two ranks, the ring model sends half of the payload
+        return spec.sending_ms("send", 2, 2 * sum(tensor_bytes(n.meta["val"]) for n in nodes))
+
+    spans = plan.spans(lambda action: ms[action[:2]], send_ms)[0]
+    now, live = [0] * len(cut.stages), [0] * len(cut.stages)
+    for _, action, *_ in sorted(spans, key=lambda span: span[2]):
+        now[action.stage] += adds[action[:2]]
+        live[action.stage] = max(live[action.stage], now[action.stage])
+    return Estimate(plan, spans, live, f"simulated on {spec.name}, {spec.trust}")
