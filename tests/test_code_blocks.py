@@ -2,24 +2,25 @@
 
 A document is read from top to bottom: its Python blocks share their names, and a block whose first line is `# NAME.py`
 is that file. A block whose first line says `# needs ...`, such as a GPU or minutes, is compiled, and its imports are
-made. The lines of a shell block are parsed, and it runs where its output is shown: `workbench` in this process, on the
-session's ranks, and another program in one of its own. Output that is shown is what is printed; `...` stands for what
-is left out.
+made. The lines of a shell block are parsed, and it runs where its output is shown: `workbench` in this process, and
+torchrun's script on the session's ranks. Output that is shown is what is printed; `...` stands for what is left out.
 """
 
 import contextlib
 import io
 import os
 import re
+import runpy
 import shlex
-import subprocess
-import sys
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
 from registrations import registrations_restored
 
 from workbench.cli import main, parser
@@ -114,10 +115,11 @@ def test_each_block_runs(document: Path, tmp_path: Path, monkeypatch: pytest.Mon
     names: dict[str, Any] = {"__name__": "__main__"}
     with registrations_restored():
         for number, (language, code, shown) in enumerate(blocks(text)):
-            run_block(language, code, shown, tmp_path / f"block_{number}.py", names)
+            run_block(language, code, shown, tmp_path / f"block_{number}.py", names, pool2)
 
 
-def run_block(language: str, code: str, shown: str | None, file: Path, names: dict[str, Any]) -> None:
+def run_block(language: str, code: str, shown: str | None, file: Path, names: dict[str, Any],
+              pool: RankPool | None = None) -> None:
     needs = re.match(r"# needs (.+)\n", code)
     saved = re.match(r"# (\w+\.py)\n", code)
     printed = None
@@ -136,7 +138,7 @@ def run_block(language: str, code: str, shown: str | None, file: Path, names: di
         for words in filter(None, commands):
             check_command(words, file.parent)
         if shown is not None and not needs:
-            printed = run_commands(commands) if code.startswith(("cd ", "workbench ")) else run_shell(code)
+            printed = run_commands(filter(None, commands), pool)
     elif language == "toml":
         check_toml(code)
     else:
@@ -145,22 +147,27 @@ def run_block(language: str, code: str, shown: str | None, file: Path, names: di
         assert shows(shown, printed), f"shown:\n{shown}\nprinted:\n{printed}"
 
 
-def run_commands(commands: list[list[str]]) -> str:
-    """What `workbench` prints, called in this process; the folder is as before afterwards."""
+def run_commands(commands: Iterable[list[str]], pool: RankPool | None) -> str:
+    """What the commands print; the folder is as before afterwards."""
     with contextlib.chdir("."), contextlib.redirect_stdout(io.StringIO()) as out:
-        for program, *rest in filter(None, commands):
+        for words in commands:
+            program, *rest = (word for word in words if not re.match(r"\w+=", word))
             if program == "cd":
                 os.chdir(rest[0])
+            elif program == "workbench":
+                main(words[1:])
             else:
-                main(rest)
+                assert (program, rest[:-1]) == ("torchrun", ["--nproc-per-node", "2"]) and pool is not None, words
+                print(pool.run(printed_on_a_rank, Path(rest[-1]).absolute())[0], end="")
     return out.getvalue()
 
 
-def run_shell(code: str) -> str:
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    env = {**os.environ, "PATH": path, "WORKBENCH_PROGRESS": "0"}
-    done = subprocess.run(["bash", "-ec", code], env=env, capture_output=True, text=True, timeout=250)
-    return done.stdout or done.stderr
+def printed_on_a_rank(script: Path) -> str:
+    """What a script prints that would start this process group."""
+    with (mock.patch.object(dist, "init_process_group"), mock.patch.object(dist, "destroy_process_group"),
+          contextlib.redirect_stdout(io.StringIO()) as out):
+        runpy.run_path(str(script), run_name="__main__")
+    return out.getvalue()
 
 
 def test_every_block_names_its_language() -> None:
