@@ -8,9 +8,7 @@ import torch.distributed as dist
 from on_ranks import calls, insert, small, user_pass
 from torch.fx import GraphModule, Node
 
-from workbench.authoring.author import author
-from workbench.graph.capture import JointGraph, capture
-from workbench.graph.facts import facts_of
+from workbench import JointGraph, author, capture, current_world, facts_of
 from workbench.graph.partition import ForwardBackward, partition
 from workbench.graph.read.nodes import module_path
 from workbench.lab.bisect.nodes import Found
@@ -20,7 +18,6 @@ from workbench.passes.registry import find_pass
 from workbench.passes.transformer_block_bucketing import BlockBucketingOptions
 from workbench.pipeline.progress import Post
 from workbench.pipeline.run_passes import run_joint, run_partitioned
-from workbench.world.mesh import current_world
 
 ATEN = torch.ops.aten
 TINY = {"model.dim": 16, "model.n_heads": 2, "model.n_kv_heads": 1, "model.ffn_dim": 32}

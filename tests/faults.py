@@ -8,11 +8,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointPolicy
 
-from workbench.errors import WorkbenchError
-from workbench.graph.facts import facts_of
-from workbench.pipeline.build import build
+from workbench import WorkbenchError, build, current_world, facts_of
 from workbench.torch_api.ops import collective_kind
-from workbench.world.mesh import current_world
 
 GATHER, SCATTER, WAIT = (f"_c10d_functional.{n}" for n in ("all_gather_into_tensor", "reduce_scatter_tensor",
                                                             "wait_tensor"))

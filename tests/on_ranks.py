@@ -8,15 +8,11 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.fx import GraphModule, Node
 
+from workbench import Authored, Built, Recipe, World, build, current_world, register_pass
 from workbench.authoring.author import author, author_module
-from workbench.authoring.authored import Authored
-from workbench.passes.registry import register_pass
-from workbench.pipeline.build import Built, build
 from workbench.pipeline.expert_load import routed_layers
-from workbench.recipe.recipe import Recipe
 from workbench.torch_api.determinism import deterministic
 from workbench.torch_api.ops import op_name
-from workbench.world.mesh import World, current_world
 
 FSDP4, FSDP_TP = {"dp_shard": 4}, {"dp_shard": 2, "tp": 2}
 

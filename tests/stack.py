@@ -7,8 +7,7 @@ import torch
 from torch import nn
 from torch.distributed import init_device_mesh
 
-from workbench import author_module, capture, partition, run_joint
-from workbench.authoring.simple_fsdp import Precision
+from workbench import Precision, author_module, capture, partition, run_joint
 
 
 class Stack(nn.Sequential):

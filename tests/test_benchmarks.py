@@ -15,11 +15,9 @@ from typing import Any
 
 import pytest
 
-from workbench.authoring.author import author
+from workbench import Recipe, author, current_world
 from workbench.pipeline.train import total_norm
-from workbench.recipe.recipe import Recipe
 from workbench.torch_api.devices.profile import MACHINES, load_profile
-from workbench.world.mesh import current_world
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks import soak

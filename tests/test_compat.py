@@ -5,17 +5,11 @@ import torch
 import torch.distributed as dist
 from on_ranks import FSDP4, FSDP_TP, full_level, small, trajectory
 
+from workbench import Outcome, RankError, build, capture, compile_step, fake_world, partition
 from workbench.authoring.author import author_module
-from workbench.checks.verdicts import Outcome
-from workbench.graph.capture import capture
-from workbench.graph.lower import compile_step
-from workbench.graph.partition import partition
 from workbench.graph.read.cost import step_flop
-from workbench.pipeline.build import build
 from workbench.pipeline.proofs.numerics_proof import prove_numerics
-from workbench.world.fake import fake_world
 from workbench.world.mesh import current_world
-from workbench.world.ranks import RankError
 
 pytestmark = [pytest.mark.compat, pytest.mark.nightly]  # the other tests of passes cover them on the tested torch
 DECOMPOSE, AC, RESHARD = "inductor_decomposition", "activation_checkpointing", "reshard_after_forward"

@@ -11,16 +11,10 @@ from on_ranks import FSDP4, small, user_pass
 from torch.fx import GraphModule
 from torch.nn import Linear
 
+from workbench import Effect, RankError, build, capture, load_recipe, register_model, run_joint
 from workbench.authoring.author import author, author_module
-from workbench.authoring.families import register_model
 from workbench.cli import main
 from workbench.errors import WorkbenchError
-from workbench.graph.capture import capture
-from workbench.passes.effect import Effect
-from workbench.pipeline.build import build
-from workbench.pipeline.run_passes import run_joint
-from workbench.recipe.recipe import load_recipe
-from workbench.world.ranks import RankError
 from workbench_lessons.course.grading import grade
 
 HERE = Path(__file__)

@@ -15,12 +15,9 @@ from on_ranks import small
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
+from workbench import as_backend, build, current_world, ranks
 from workbench.graph.read.collectives import list_collectives
-from workbench.lab.compile_backend.backend import as_backend
-from workbench.pipeline.build import build
 from workbench.recipe.recipe import load_recipe, recipe_names
-from workbench.world.mesh import current_world
-from workbench.world.ranks import ranks
 
 REGIONAL = {"name": "regional_inductor", "regions": ["flex_attention"]}
 

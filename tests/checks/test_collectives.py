@@ -4,11 +4,10 @@ import torch.distributed as dist
 from graphs_by_hand import C10D, group_name, named, shards, trace, two_layer_graph
 from on_ranks import key_biased
 
+from workbench import Outcome, capture
 from workbench.checks import collectives
 from workbench.checks.agreement import difference, exchange, other_gradient, schedule
 from workbench.checks.operands import gradient_digests
-from workbench.checks.verdicts import Outcome
-from workbench.graph.capture import capture
 from workbench.graph.read.collectives import list_collectives
 from workbench.torch_api.aot import clone, gradient_of
 

@@ -9,17 +9,15 @@ import torch.distributed as dist
 from graphs_by_hand import OFFLOADS, named, trace, two_layer_graph
 from on_ranks import insert, user_pass
 
+from workbench import Options, Outcome, PassRecord
 from workbench.checks.agreement import exchange, schedule
 from workbench.checks.lint import lint
 from workbench.checks.numerics import copies
-from workbench.checks.record import PassRecord
-from workbench.checks.verdicts import Outcome
 from workbench.graph.facts import GraphFacts, facts_of, set_facts
 from workbench.graph.read.collectives import keep_axes, list_collectives
 from workbench.graph.read.peak import live_bytes
 from workbench.passes.registry import find_pass
 from workbench.pipeline.run_passes import apply_pass, copy_graph
-from workbench.recipe.contracts import Options
 from workbench.torch_api.aot import clone
 
 

@@ -5,9 +5,8 @@ import torch
 from graphs_by_hand import C10D, group_name, named, shards, trace, two_layer_graph
 from mutants.operators import OPERATORS
 
+from workbench import Outcome, facts_of
 from workbench.checks.lint import lint, unwaited
-from workbench.checks.verdicts import Outcome
-from workbench.graph.facts import facts_of
 from workbench.torch_api.aot import clone
 
 

@@ -18,10 +18,9 @@ from mutants.operators import OPERATORS
 from mutants.reasons import DEFAULT
 from mutants.subjects import RECIPES, recipe_of, subject
 
+from workbench import Outcome, fake_world
 from workbench.checks import agreement, collectives, lint
-from workbench.checks.verdicts import Outcome
 from workbench.recipe.contracts import CONTRACTS, Stage
-from workbench.world.fake import fake_world
 
 pytestmark = pytest.mark.integration
 SUBJECT = "llama3_checkpointing_block_bucketing"

@@ -6,19 +6,14 @@ import torch.distributed as dist
 from graphs_by_hand import C10D, group_name, trace
 from on_ranks import calls, insert, key_biased, small, user_pass
 
+from workbench import Outcome, PassRecord, capture, compile_step, fake_world, partition
 from workbench.authoring.author import author, author_module
 from workbench.checks.numerics import allowance, compare, compare_one, verdict
-from workbench.checks.record import PassRecord
-from workbench.checks.verdicts import Outcome
-from workbench.graph.capture import capture
-from workbench.graph.lower import compile_step
-from workbench.graph.partition import partition
 from workbench.passes.registry import find_pass
 from workbench.pipeline.proofs.numerics_proof import compare_graphs, compare_on_ranks, prove_numerics, revealing
 from workbench.pipeline.run_passes import run_joint, run_partitioned
 from workbench.recipe.contracts import Numerics, PassContract, Stage
 from workbench.torch_api.aot import clone, gradient_of
-from workbench.world.fake import fake_world
 from workbench.world.mesh import World, all_gather_object
 
 pytestmark = pytest.mark.integration

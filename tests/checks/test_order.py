@@ -7,16 +7,13 @@ import pytest
 import torch
 from graphs_by_hand import C10D, DIM, group_name, trace
 
+from workbench import Effect, Numerics, Options, Outcome, PassContract, PassRecord, Stage
 from workbench.checks import order
 from workbench.checks.order import ChosenOrder
-from workbench.checks.record import PassRecord
-from workbench.checks.verdicts import Outcome
 from workbench.graph.facts import Known
 from workbench.graph.read.simulated_run import COMPUTE, CPU_LATE, HIDDEN, Span, StepTimeline
 from workbench.graph.read.timeline import costs_of
-from workbench.passes.effect import Effect
 from workbench.passes.registry import RegisteredPass
-from workbench.recipe.contracts import Numerics, Options, PassContract, Stage
 from workbench.torch_api.aot import clone
 
 WIDE = torch.ones(256, 1024)

@@ -20,15 +20,12 @@ from graphs_by_hand import group_name, named
 from on_ranks import calls, insert, key_biased, user_pass
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from workbench import Numerics, PassContract, PassRecord, Stage
+from workbench import Numerics, PassContract, PassRecord, Stage, WorkbenchError, capture, run_joint
 from workbench.cli import main
-from workbench.errors import WorkbenchError
-from workbench.graph.capture import capture
 from workbench.graph.read.nodes import module_path
 from workbench.lab.bisect import Bisection, bisect, search
 from workbench.lab.bisect.nodes import Matching, trace
 from workbench.passes.registry import RegisteredPass, graph_changed
-from workbench.pipeline.run_passes import run_joint
 from workbench.torch_api.aot import clone
 
 pytestmark = pytest.mark.integration

@@ -8,8 +8,7 @@ import torch
 from fsdp2_models import Case, differing
 
 import workbench
-from workbench import WorkbenchError
-from workbench.authoring.adopt import adopt
+from workbench import WorkbenchError, adopt
 
 pytestmark = pytest.mark.ranks
 

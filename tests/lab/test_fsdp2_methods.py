@@ -9,14 +9,12 @@ import torch
 from fsdp2_models import BF16, BF16_LOGITS, Case, differing
 from torch.distributed.fsdp import FSDPModule, UnshardHandle
 
+from workbench import Precision, as_backend, fake_world
 from workbench.authoring.adopt import UNIT, adopt
 from workbench.authoring.plans import AuthoringError
-from workbench.authoring.simple_fsdp import Precision
-from workbench.lab.compile_backend.backend import as_backend
 from workbench.lab.fsdp2_methods import accumulation
 from workbench.lab.fsdp2_methods.methods import AdoptedModule
 from workbench.torch_api.ops import collective_kind
-from workbench.world.fake import fake_world
 
 
 def locally(case: Case, fault: bool = False) -> list[str]:

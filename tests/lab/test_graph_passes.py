@@ -11,12 +11,11 @@ from blocks import Block
 from on_ranks import FSDP_TP, calls, small, user_pass
 from torch import nn
 
-from workbench import Outcome, WorkbenchError, author, capture, fake_world, partition
+from workbench import Outcome, WorkbenchError, author, capture, fake_world, partition, ranks
 from workbench.checks.record import TAGS
 from workbench.graph.facts import GraphFacts, set_facts
 from workbench.lab.graph_passes.graph_pass import as_graph_pass
 from workbench.torch_api.ops import collective_kind
-from workbench.world.ranks import ranks
 
 ROOT = Path(__file__).parents[2]
 BLOCKS = ["layers.0", "layers.1"]

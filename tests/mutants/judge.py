@@ -34,8 +34,7 @@ from mutants.operators import OPERATORS
 from mutants.reasons import DEFAULT, reason, why_survived
 from mutants.subjects import NAMES, PARTS, Subject, subject
 
-from workbench.checks.verdicts import Outcome
-from workbench.world.fake import fake_world
+from workbench import Outcome, fake_world
 from workbench.world.ranks import RankError, RankPool, ranks
 
 SEED = 25

@@ -14,12 +14,10 @@ from mutants.subjects import Subject, subject
 from torch.fx import GraphModule
 from two_operators import as_two_operators
 
+from workbench import Outcome, PassRecord, Verdict, facts_of
 from workbench.checks import agreement
 from workbench.checks.numerics import verdict
 from workbench.checks.operands import gradient_digests
-from workbench.checks.record import PassRecord
-from workbench.checks.verdicts import Outcome, Verdict
-from workbench.graph.facts import facts_of
 from workbench.passes.registry import RegisteredPass, graph_changed
 from workbench.pipeline.proofs.numerics_proof import compare_graphs, revealing
 from workbench.pipeline.report import memory_of

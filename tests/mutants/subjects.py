@@ -9,19 +9,13 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.fx import GraphModule
 
+from workbench import Authored, ParallelPlan, PassSpec, World, capture, compile_step, partition
 from workbench.authoring.author import author, author_module
-from workbench.authoring.authored import Authored
-from workbench.authoring.plans import ParallelPlan
-from workbench.graph.capture import capture
 from workbench.graph.facts import facts_of, set_facts
-from workbench.graph.lower import compile_step
-from workbench.graph.partition import partition
 from workbench.pipeline.proofs.numerics_proof import real_inputs
 from workbench.pipeline.run_passes import capture_decompositions, run_joint, run_partitioned
 from workbench.recipe.recipe import Recipe, load_recipe
-from workbench.recipe.sections import PassSpec
 from workbench.torch_api.determinism import deterministic
-from workbench.world.mesh import World
 
 TINY = {"model.n_layers": 1, "model.dim": 16, "model.n_heads": 2, "model.ffn_dim": 32, "data.seq_len": 16}
 FSDP = {**TINY, "model.n_kv_heads": 1, "mesh.dp_shard": 2, "mesh.tp": 1}

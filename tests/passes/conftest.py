@@ -1,10 +1,7 @@
 import pytest
 from on_ranks import FSDP4, small
 
-from workbench.authoring.author import author
-from workbench.graph.capture import capture
-from workbench.graph.partition import partition
-from workbench.pipeline.run_passes import run_joint, run_partitioned
+from workbench import author, capture, partition, run_joint, run_partitioned
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from workbench import author_module, capture, load_recipe, partition, run, run_partitioned
+from workbench import World, author_module, capture, load_recipe, partition, run, run_partitioned
 from workbench.authoring.plans import ParallelPlan
 from workbench.checks.verdicts import Outcome
 from workbench.errors import WorkbenchError
@@ -12,7 +12,6 @@ from workbench.graph.lower import compile_step
 from workbench.recipe.recipe import RecipeError
 from workbench.recipe.sections import PassSpec
 from workbench.torch_api import cuda_graphs
-from workbench.world.mesh import World
 from workbench_lessons.l08_replay_with_cudagraphs import replay_rehearsal
 from workbench_lessons.l08_replay_with_cudagraphs.replay_rehearsal import Rehearsal
 

@@ -7,12 +7,9 @@ import torch
 from faults import naive_retrace
 from on_ranks import user_pass
 
-from workbench.authoring.author import author_module
-from workbench.checks.verdicts import Outcome
-from workbench.graph.capture import capture
+from workbench import Outcome, PassSpec, author_module, capture
 from workbench.graph.read.nodes import module_path, provenance
 from workbench.pipeline.run_passes import capture_decompositions, run_joint
-from workbench.recipe.sections import PassSpec
 from workbench.torch_api.partitioning import PARTITIONERS
 
 pytestmark = pytest.mark.integration

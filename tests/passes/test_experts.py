@@ -4,13 +4,11 @@ import pytest
 import torch
 from on_ranks import calls, user_pass
 
-from workbench.authoring.author import author
-from workbench.errors import WorkbenchError
+from workbench import PassSpec, WorkbenchError, author
 from workbench.graph.partition import saved_nodes
 from workbench.graph.read.collectives import list_collectives
 from workbench.graph.read.cost import flops
 from workbench.recipe.recipe import RecipeError, load_recipe
-from workbench.recipe.sections import PassSpec
 from workbench.torch_api.inductor.regions import region_of
 from workbench.torch_api.ops import is_symbolic
 

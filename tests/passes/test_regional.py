@@ -5,7 +5,7 @@ import torch
 from on_ranks import FSDP_TP, small
 from torch import nn
 
-from workbench import author, author_module, capture, partition, region, run_partitioned
+from workbench import World, author, author_module, capture, partition, region, run_partitioned
 from workbench.authoring.plans import ParallelPlan
 from workbench.checks.verdicts import Outcome
 from workbench.errors import WorkbenchError
@@ -16,7 +16,6 @@ from workbench.passes.regional_inductor import parts_to_compile
 from workbench.recipe.recipe import RecipeError, load_recipe
 from workbench.recipe.sections import PassSpec
 from workbench.torch_api.ops import COMPILED_REGION
-from workbench.world.mesh import World
 
 pytestmark = pytest.mark.integration
 

@@ -6,14 +6,10 @@ import torch.distributed as dist
 from on_ranks import FSDP_TP, calls, small
 from unknown_draws import ADD_NOISE, NOISE, Noisy, drew_again
 
+from workbench import Outcome, PassSpec, World, capture, compile_step, facts_of, partition
 from workbench.authoring.author import author, author_module
-from workbench.checks.verdicts import Outcome
 from workbench.errors import WorkbenchError
-from workbench.graph.capture import capture
-from workbench.graph.facts import facts_of
 from workbench.graph.gather_chains import gather_chains
-from workbench.graph.lower import compile_step
-from workbench.graph.partition import partition
 from workbench.graph.read.collectives import list_collectives
 from workbench.graph.read.memory import parameter_gathers
 from workbench.graph.read.nodes import module_path
@@ -21,9 +17,7 @@ from workbench.passes import transformer_block_bucketing
 from workbench.passes.activation_checkpointing import checkpoint_rule
 from workbench.pipeline.run_passes import run_joint, saved_bytes
 from workbench.recipe.contracts import CONTRACTS
-from workbench.recipe.sections import PassSpec
 from workbench.torch_api.ops import group_ranks
-from workbench.world.mesh import World
 
 pytestmark = pytest.mark.integration
 

@@ -5,14 +5,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from workbench.authoring.author import author_module
-from workbench.authoring.plans import ParallelPlan
+from workbench import ParallelPlan, author_module, capture, current_world, partition
 from workbench.checks.authoring import check_authoring
-from workbench.graph.capture import capture
 from workbench.graph.facts import Known
-from workbench.graph.partition import partition
 from workbench.pipeline.proofs.authoring_proof import prove_authoring
-from workbench.world.mesh import current_world
 
 pytestmark = pytest.mark.ranks
 

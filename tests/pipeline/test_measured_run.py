@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from workbench import WorkbenchError, author, capture, fake_world, load_recipe, partition
+from workbench import WorkbenchError, author, build, capture, fake_world, load_recipe, partition
 from workbench.graph.read.simulated_run import COMPUTE, CPU_LATE, simulated
 from workbench.pipeline.measured_run import _KINDS, Kernel, run_of_kernels
 
@@ -14,7 +14,6 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from on_ranks import small
 
 from benchmarks.timelines import predictions
-from workbench.pipeline.build import build
 from workbench.pipeline.run import note_kernels
 
 RECIPE = load_recipe("llama3").override({"mesh.tp": 2, "model.n_layers": 1})

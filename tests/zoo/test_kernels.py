@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from workbench import author_module, capture, compile_step, current_world, partition
-from workbench.world.ranks import ranks
+from workbench import author_module, capture, compile_step, current_world, partition, ranks
 
 try:
     import triton

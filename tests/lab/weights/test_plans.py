@@ -5,17 +5,13 @@ import pytest
 import torch
 from torch import nn
 
-from workbench.authoring.author import author_module
-from workbench.authoring.models.causal_lm import CausalLM
+from workbench import CausalLM, author_module, capture, current_world, partition
 from workbench.authoring.plans import AuthoringError
 from workbench.checks.authoring import check_authoring
-from workbench.graph.capture import capture
 from workbench.graph.facts import Known
-from workbench.graph.partition import partition
 from workbench.lab.weights.hugging_face import plan_of
 from workbench.pipeline.proofs.authoring_proof import prove_authoring
 from workbench.torch_api.restoring import shard_of
-from workbench.world.mesh import current_world
 
 transformers = pytest.importorskip("transformers")
 
