@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import html
+import json
 import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from workbench.errors import WorkbenchError
 from workbench.recipe.files import write_whole
-from workbench_lessons.course.headless import notebooks_dir, page_of
+from workbench_lessons.course.headless import exported, notebooks_dir, page_of
 from workbench_lessons.course.lesson import Lesson, load_lesson
-from workbench_lessons.course.scores import load_scores, score_of
 
 MARK = "workbench-site"
 """A file of this name says that a folder is a site, which may be written again."""
 DOCS = ("glossary", "results", "usage", "design")
-STYLE = """
-body { font: 16px/1.5 sans-serif; max-width: 60em; margin: 1em auto; padding: 0 1em; color: #222; background: #fff }
-nav a { margin-right: 1.2em }
-table { border-collapse: collapse; display: block; overflow-x: auto }
-td, th { padding: .3em .8em; vertical-align: top; text-align: left; border-top: 1px solid #ddd }
-pre { white-space: pre-wrap }
-.anchor-link { display: none }
-img { max-width: 100% }
-@media (prefers-color-scheme: dark) { body { color: #ddd; background: #181818 } a { color: #8cf } }
-"""
+HERE = Path(__file__).parent
+STYLE = (HERE / "site.css").read_text(encoding="utf-8")
+STATE = "application/vnd.jupyter.widget-state+json"
+START = "The first ten minutes"
 
 
 def write_site(
@@ -40,25 +35,25 @@ def write_site(
             f"--site {out}: exists and is no site of this course: give a new folder"
         )
     lessons = [load_lesson(name) for name in names]
-    notebooks = [notebooks_dir() / f"{name}.ipynb" for name in names]
-    for path in notebooks:
-        if not path.is_file():
+    for name in names:
+        if not (path := notebooks_dir() / f"{name}.ipynb").is_file():
             raise WorkbenchError(
                 f"{path}: no such notebook: set WORKBENCH_NOTEBOOKS to their folder"
             )
     out.mkdir(parents=True, exist_ok=True)
     (out / MARK).touch()
-    pages = {"index", *(path.stem for path in documents()), *names}
-    for number, path in enumerate(notebooks):
-        tell(path.stem)
-        page = _without_network(page_of(path))
-        page = re.sub(r"(<body[^>]*>)", rf"\1{_navigation(lessons, number)}", page, count=1)
-        write_whole(out / f"{path.stem}.html", _local(page, pages))
+    titles = {"start": START}
+    titles |= {lesson.name: f"{lesson.name.partition('_')[0]} {lesson.title}" for lesson in lessons}
+    pages = {"index", *titles, *(path.stem for path in documents())}
+    for name in titles:
+        tell(name)
+        page = _start() if name == "start" else page_of(notebooks_dir() / f"{name}.ipynb")
+        write_whole(out / f"{name}.html", _local(_framed(page, _bar(titles, name)), pages))
     for path in documents():
         text = path.read_text(encoding="utf-8")
         title = text.partition("\n")[0].removeprefix("# ")
-        write_whole(out / f"{path.stem}.html", _page(title, _local(_html_of(text), pages)))
-    write_whole(out / "index.html", _index(lessons))
+        write_whole(out / f"{path.stem}.html", _page(title, _bar({}, "") + _local(_html_of(text), pages)))
+    write_whole(out / "index.html", _index(lessons, titles))
     return out / "index.html"
 
 
@@ -70,24 +65,44 @@ def documents() -> list[Path]:
 
 def _page(title: str, body: str) -> str:
     return (
-        f'<!DOCTYPE html><html lang="en"><meta charset="utf-8"><title>{html.escape(title)}</title>'
-        f"<style>{STYLE}</style>{_links((('Contents', 'index'),))}{body}</html>\n"
+        '<!DOCTYPE html><html lang="en"><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{html.escape(title)}</title><style>{STYLE}</style>{body}</html>\n"
     )
 
 
-def _links(targets: Iterable[tuple[str, str]]) -> str:
-    links = [f'<a href="{name}.html">{html.escape(title)}</a>' for title, name in targets]
-    return f"<nav>{''.join(links)}</nav>"
+def _framed(page: str, bar: str) -> str:
+    """nbconvert's page with the bar above and below, in the site's style, and without a network."""
+    page = _without_network(page).replace("</head>", f"<style>{STYLE}</style></head>", 1)
+    return page.replace("<main>", f"{bar}<main>", 1).replace("</main>", f"</main>{bar}", 1)
 
 
-def _navigation(lessons: Sequence[Lesson], number: int) -> str:
-    """Contents, the lesson before and the lesson after."""
-    targets = [("Contents", "index")]
-    if number > 0:
-        targets.append((f"Before: {lessons[number - 1].title}", lessons[number - 1].name))
-    if number + 1 < len(lessons):
-        targets.append((f"Next: {lessons[number + 1].title}", lessons[number + 1].name))
-    return _links(targets)
+def _bar(titles: dict[str, str], name: str) -> str:
+    """Links to the contents, and to the pages before and after this one, which come in the order of the titles."""
+    names = [*titles]
+    at = names.index(name) if name else 0
+    bar = '<nav class="bar">'
+    for kind, links in (("before", names[:at][-1:]), ("contents", ["index"]), ("next", names[at + 1 : at + 2])):
+        for link in links:
+            title = html.escape(titles.get(link, "The course"))
+            bar += f'<a class="{kind}" href="{link}.html"><small>{kind.capitalize()}: </small>{title}</a>'
+    return f"{bar}</nav>"
+
+
+def _start() -> str:
+    """start.md as a page. Each comment in it, a lesson and the id of a cell, becomes that cell's recorded outputs."""
+    cells: list[dict[str, Any]] = []
+    models: dict[str, Any] = {}
+    marks = re.findall("(.*?)<!-- (.+?): (.+?) -->", (HERE / "start.md").read_text(encoding="utf-8"), re.DOTALL)
+    for i, (text, name, cell_id) in enumerate(marks):
+        recorded = (notebooks_dir() / f"{name}.ipynb").read_text(encoding="utf-8")
+        # the widgets of each notebook are called 0...0, 0...1
+        notebook = json.loads(re.sub(r"(?<![0-9a-f])0(?=[0-9a-f]{31}\b)", f"{i:x}", recorded))
+        cells.append({"cell_type": "markdown", "id": f"text-{i}", "metadata": {}, "source": text})
+        cells += [cell for cell in notebook["cells"] if cell["id"] == cell_id]
+        models |= notebook["metadata"].get("widgets", {}).get(STATE, {"state": {}})["state"]
+    page = {"cells": cells, "metadata": {"widgets": {STATE: {"state": models}}}, "nbformat": 4, "nbformat_minor": 5}
+    return exported(json.dumps(page), START, exclude_input=True, exclude_output_prompt=True)
 
 
 def _without_network(page: str) -> str:
@@ -101,47 +116,38 @@ def _without_network(page: str) -> str:
 def _local(page: str, pages: set[str]) -> str:
     """Links to notebooks and documents lead to their pages; links to other files of the repository become text."""
     def address(match: re.Match[str]) -> str:
-        target, _, anchor = match[1].partition("#")
-        if not target or re.match(r"\w+:", target):
-            return match[0]
-        name, _, kind = target.rpartition("/")[2].rpartition(".")
-        if kind not in ("md", "ipynb", "html") or name not in pages:
-            return ""
-        return f' href="{name}.html{"#" * bool(anchor)}{anchor}"'
+        name, anchor = match.groups(default="")
+        return f' href="{name}.html{anchor}"' * (name in pages)
 
-    return re.sub(r'(?<=<a) href="([^"]*)"', address, page)
+    return re.sub(r'(?<=<a) href="(?!\w+:|#|")[^"#]*?([^"#/]*?)(?:\.(?:md|ipynb|html))?(#[^"]*)?"', address, page)
 
 
 def _html_of(markdown: str) -> str:
     """With headings under the names by which links on GitHub know them."""
     from nbconvert.filters import markdown2html
 
-    def heading(match: re.Match[str]) -> str:
-        level, text = match[1], match[2]
-        plain = html.unescape(re.sub("<[^>]*>", "", text)).replace("`", "").lower()
-        name = re.sub(r"[^\w\- ]", "", plain).strip().replace(" ", "-")
-        return f'<h{level} id="{name}">{text}</h{level}>'
+    def known(match: re.Match[str]) -> str:
+        return match[1] + re.sub(r"[^\w-]", "", html.unescape(match[2]).lower())
 
     body = markdown2html(re.sub('<a id="[^"]*"></a>', "", markdown))  # these are for JupyterLab
-    return re.sub(
-        r'<h(\d) id="[^"]*">(.*?)(?:<a class="anchor-link"[^>]*>.*?</a>)?</h\1>', heading, body
-    )
+    return re.sub(r'(<h\d id="|class="anchor-link" href="#)([^"]*)', known, body)
 
 
-def _index(lessons: Sequence[Lesson]) -> str:
-    scores, rows = load_scores(), []
+def _index(lessons: Sequence[Lesson], titles: dict[str, str]) -> str:
+    rows = []
     for lesson in lessons:
-        points = [score_of(scores, lesson.name, point.name) for point in lesson.checkpoints]
-        passed = f"{sum(score >= 1 for score in points)} of {len(points)}"
-        link = f'<a href="{lesson.name}.html">{html.escape(lesson.title)}</a>'
-        rows.append((link, html.escape(lesson.question), f"{lesson.minutes}&nbsp;minutes", passed))
-    documents = _links((name.capitalize(), name) for name in DOCS)
-    columns = ("lesson", "question", "time", "checkpoints passed")
-    return page_of_rows("The course", columns, rows, documents)
+        link = f'<a href="{lesson.name}.html">{html.escape(titles[lesson.name])}</a>'
+        rows.append((link, html.escape(lesson.question), f"{lesson.minutes}&nbsp;minutes"))
+    links = "".join(f'<a href="{name}.html">{name.capitalize()}</a>' for name in DOCS)
+    above = (
+        f'<p><b>New here?</b> <a href="start.html">{START}</a>: nothing to install, and boards to play with.</p>'
+        f'<nav class="list">{links}</nav>'
+    )
+    return page_of_rows("The course", ("lesson", "question", "time"), rows, above)
 
 
 def page_of_rows(
-    title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], below: str = ""
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], above: str = ""
 ) -> str:
     """A page with one table; cells are HTML."""
     heads = "".join(f"<th>{column}</th>" for column in columns)
@@ -149,4 +155,5 @@ def page_of_rows(
     for row in rows:
         cells = "".join(f"<td>{cell}</td>" for cell in row)
         lines.append(f"<tr>{cells}</tr>")
-    return _page(title, f"<h1>{title}</h1><table><tr>{heads}</tr>{''.join(lines)}</table>{below}")
+    table = f'<table class="rows"><tr>{heads}</tr>{"".join(lines)}</table>'
+    return _page(title, f"<h1>{title}</h1>{above}{table}")

@@ -6,6 +6,7 @@ python -m workbench_lessons.course.headless LESSON PARAMETERS FOLDER, with the p
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import sys
@@ -159,11 +160,16 @@ def _printed(target: Path) -> str:
 
 def page_of(notebook: Path) -> str:
     """A notebook as nbconvert's HTML page."""
+    return exported(notebook.read_text(encoding="utf-8"), notebook.stem)
+
+
+def exported(notebook: str, title: str, **options: Any) -> str:
+    """The text of a notebook as nbconvert's HTML page. options: of its HTMLExporter."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from nbconvert import HTMLExporter
 
-        page = HTMLExporter().from_filename(str(notebook))[0]
+        page: str = HTMLExporter(**options).from_file(io.StringIO(notebook), {"metadata": {"name": title}})[0]
     return page.replace("word-break: break-all", "word-break: normal")  # its lines break within words
 
 

@@ -28,6 +28,10 @@ def alone(page: Page) -> dict[str, list[str]]:
     return found
 
 
+WIDE = "() => document.documentElement.scrollWidth - innerWidth"
+PAPER = "() => getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)"
+
+
 def test_every_page_is_reached_and_every_link_leads_somewhere(site, page, alone, looked_at) -> None:  # type: ignore[no-untyped-def]
     page.goto((site / "index.html").as_uri())
     looked_at("site_index")
@@ -49,3 +53,32 @@ def test_every_page_is_reached_and_every_link_leads_somewhere(site, page, alone,
     assert not [(name, target) for name, target, _ in wanted if target not in seen]
     assert not [each for each in wanted if each[2] and each[1] == "glossary.html" and each[2] not in seen[each[1]]]
     assert alone == {"errors": [], "beyond": []}
+
+
+def test_the_first_ten_minutes_answer_without_a_kernel(site, page, alone, looked_at) -> None:  # type: ignore[no-untyped-def]
+    page.goto((site / "index.html").as_uri())
+    page.click("a:has-text('The first ten minutes')")
+    page.wait_for_function("document.querySelectorAll('.wb[data-ready]').length === 2")
+    chips, board = page.query_selector_all(".wb[data-ready]")
+    launches = int(chips.get_attribute("data-launches"))
+    chips.query_selector("[data-key=transformer_block_bucketing]").press("Enter")
+    assert int(chips.get_attribute("data-launches")) > launches
+    exposed = float(board.get_attribute("data-exposed"))
+    board.query_selector_all("rect[role=button]")[1].press("ArrowLeft")
+    assert float(board.get_attribute("data-exposed")) != exposed
+    looked_at("site_start")
+    assert alone == {"errors": [], "beyond": []}
+
+
+def test_pages_follow_the_system_and_fit_a_phone(site, page, looked_at) -> None:  # type: ignore[no-untyped-def]
+    page.set_viewport_size({"width": 400, "height": 850})
+    for name in ("index", "start", "usage", *lesson_names()):
+        for scheme, dark in (("light", False), ("dark", True)):
+            page.emulate_media(color_scheme=scheme)
+            page.goto((site / f"{name}.html").as_uri(), wait_until="load")
+            assert page.evaluate(WIDE) <= 0, (name, scheme)
+            assert (max(page.evaluate(PAPER)) < 100) == dark, (name, scheme)
+    looked_at("site_phone_dark")
+    page.goto((site / "usage.html").as_uri())
+    page.add_style_tag(content="pre { overflow: visible }")
+    assert page.evaluate(WIDE) > 0

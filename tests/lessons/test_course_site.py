@@ -1,15 +1,16 @@
 """`workbench course --site DIR`: what it refuses, and what its pages say. tests/browser walks all of them."""
 
+import json
 import re
+from pathlib import Path
 
 import pytest
 
 from workbench import WorkbenchError
 from workbench.__main__ import main
 from workbench_lessons.course.course_site import documents, write_site
-from workbench_lessons.course.lesson import load_lesson
-from workbench_lessons.course.scores import SCORES
 
+ROOT = Path(__file__).parents[2]
 NAME, NEXT = "12_inside_inductor", "13_find_the_wrong_pass"
 
 
@@ -31,20 +32,46 @@ def test_a_missing_notebook_is_named_before_anything_is_written(tmp_path, monkey
     assert not (tmp_path / "site").exists()
 
 
-def test_a_site_has_progress_and_leads_from_one_lesson_to_the_next(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv(SCORES, str(tmp_path / "scores.json"))
+def test_a_site_leads_from_one_lesson_to_the_next(tmp_path, capsys):
     out = tmp_path / "site"
     assert main(["course", "12", "13", "--site", str(out)]) == 0
     assert f"site: {out}/index.html" in capsys.readouterr().out
-    assert {path.stem for path in out.glob("*.html")} == {"index", *(path.stem for path in documents()), NAME, NEXT}
+    documented = {path.stem for path in documents()}
+    assert {path.stem for path in out.glob("*.html")} == {"index", "start", *documented, NAME, NEXT}
     pages = [(out / f"{name}.html").read_text() for name in (NAME, NEXT)]
-    first, second = (page.partition("<nav>")[2].partition("</nav>")[0] for page in pages)
-    assert f'<a href="{NEXT}.html">Next: ' in first and "Before: " not in first
-    assert f'<a href="{NAME}.html">Before: ' in second and "Next: " not in second
-    count = len(load_lesson(NAME).checkpoints)
-    assert f"<td>0 of {count}</td>" in (out / "index.html").read_text()
+    bars = [re.findall('<nav class="bar">.*?</nav>', page) for page in pages]
+    assert all(above == below for above, below in bars)
+    first, second = (above for above, _ in bars)
+    assert f'href="{NEXT}.html"><small>Next: </small>13 ' in first
+    assert 'href="start.html"><small>Before: ' in first
+    assert f'href="{NAME}.html"><small>Before: </small>12 ' in second and "Next: " not in second
     page = pages[0]
     assert 'href="glossary.html#' in page and "glossary.md#" not in page
     assert not re.search(r'<(script|link|img)[^>]*(src|href)="https?:', page)
     links = re.findall(r'<a[^>]* href="([^"#]*)', page)
     assert links and not [each for each in links if each and ":" not in each and not (out / each).is_file()]
+
+
+def test_the_first_ten_minutes_show_recorded_cells(tmp_path):
+    write_site([NAME], tmp_path / "site")
+    page = (tmp_path / "site" / "start.html").read_text()
+    assert page.count("<nav class=") == 2 and 'class=" highlight hl-' not in page
+    assert 'href="000_own_program.html"' not in page  # a lesson that this site does not have
+    models = re.findall(r'"model_id": "([0-9a-f]{32})"', page)
+    assert len(models) == len(set(models)) == 2  # the pass chips and the board, alive
+
+
+def gone(text):
+    """The marks of a text like start.md that name no cell with outputs."""
+    found = []
+    for name, cell_id in re.findall("<!-- (.+?): (.+?) -->", text):
+        cells = json.loads((ROOT / "notebooks" / f"{name}.ipynb").read_text())["cells"]
+        if not any(cell["id"] == cell_id and cell["outputs"] for cell in cells if cell["cell_type"] == "code"):
+            found.append((name, cell_id))
+    return found
+
+
+def test_each_recorded_cell_is_there():
+    text = (ROOT / "lessons/course/start.md").read_text()
+    assert text.count("<!--") == 5 and gone(text) == [], "give the id of the cell as it is called now"
+    assert gone("<!-- 00_tour: no-such-cell -->") == [("00_tour", "no-such-cell")]
