@@ -86,6 +86,13 @@ class Part(nn.Module):
         return self.head(x)
 
 
+class Plain(PipelineStage):
+    """torch's, which in 2.11 would greet a neighbour on its own rank, and gloo refuses that."""
+
+    def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
+        return [op for op in super()._get_init_p2p_neighbors_ops() if op.peer != dist.get_rank()]
+
+
 def of_workbench(schedule: str, layers: int, recipe: Any) -> tuple[Callable[..., Any], dict[str, Any]]:
     for name in METHODS:
         setattr(GraphStage, name, timed(getattr(GraphStage, name)))
@@ -101,7 +108,7 @@ def of_torch(schedule: str, layers: int, recipe: Any) -> tuple[Callable[..., Any
     model = author(recipe, World("gloo", 1, 0, torch.device("cpu"))).module
     count = LAYERS // layers
     own = sorted({a.stage for a in plan(schedule, RANKS, count, MICROBATCHES).ranks[dist.get_rank()]})
-    timing = type("Timed", (PipelineStage,), {name: timed(getattr(PipelineStage, name)) for name in METHODS})
+    timing = type("Timed", (Plain,), {name: timed(getattr(PipelineStage, name)) for name in METHODS})
     stages = [timing(Part(model, number, layers, count), number, count, torch.device("cpu")) for number in own]
     kind = get_schedule_class(schedule)
     runner = kind(stages if len(own) > 1 else stages[0], MICROBATCHES, loss_fn=timed(model.loss))

@@ -26,6 +26,7 @@ from workbench.pipeline.run_passes import capture_decompositions, run_joint
 from workbench.pipeline.train import Batches, train
 from workbench.recipe.recipe import Recipe
 from workbench.recipe.wording import few
+from workbench.tools.command_end import first_rank
 from workbench.torch_api.determinism import deterministic
 from workbench.torch_api.restoring import shard_of
 from workbench.world.mesh import AXES, current_world
@@ -133,5 +134,7 @@ def compare(step: PipelineStep, *batch: Any) -> Verdict:
 def command(recipe: Recipe, args: argparse.Namespace) -> int:
     """`workbench pipeline`."""
     report = run_pipeline(recipe, world=args.world)
-    print(report.cut, report.estimate, *report.passes, report.numerics, report.losses, sep="\n")
+    if first_rank():
+        lines = report.cut, report.estimate, *report.passes, report.numerics, report.losses
+        print(*lines, sep="\n")
     return int(report.numerics is not None and report.numerics.outcome is not Outcome.PASS)

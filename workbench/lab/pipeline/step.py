@@ -34,6 +34,11 @@ class GraphStage(PipelineStage):
         args, results = (tuple(n.meta["val"].detach().requires_grad_() for n in side) for side in sides)
         super().__init__(nn.Module(), number, len(cut.stages), device, args, results, group=group)
 
+    def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
+        """Without a rank's own to itself, which torch 2.11 has for two neighbours on it, and gloo refuses."""
+        operations = super()._get_init_p2p_neighbors_ops()
+        return [operation for operation in operations if operation.peer != dist.get_rank()]
+
     def forward_one_chunk(self, fwd_chunk_id: int, args: Any, *_: Any, **__: Any) -> Any:
         received = () if self.is_first else self._retrieve_recv_activations(fwd_chunk_id)
         results = tuple(self.run.forward(fwd_chunk_id, tree_leaves(args), received))
