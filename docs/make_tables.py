@@ -555,7 +555,78 @@ def museum() -> str:
         number = lesson.name.partition("_")[0]
         link = f"[{number}](../../notebooks/{lesson.name}.ipynb)"
         rows += [[exhibit.bug, exhibit.seen, exhibit.caught, link] for exhibit in lesson.museum]
-    return table(["what went wrong", "where it was seen", "what would have caught it", "lesson"], rows)
+    for row in json_lines(RESULTS / "graph_trainer_passes_cpu.jsonl"):
+        if "exhibit" in row:
+            rows.append([row["bug"], row["seen"], row["caught"], "[page](graph_trainer.md)"])
+    return table(["what went wrong", "where it was seen", "what would have caught it", "shown in"], rows)
+
+
+LISTS = {  # of benchmarks/graph_trainer_passes.py
+    "default": "Their default list, with full recomputation, a second group for gathers and async tensor parallelism:",
+    "offload": "Offloading of all large activations but the last layer's:",
+    "inductor": "Inductor compiles loss and gradients as one:",
+}
+
+
+def graph_trainer(file: str) -> str:
+    """Passes of torchtitan's graph_trainer on each recipe: nodes, launches, and the outcome of each check."""
+    path = RESULTS / f"{file}.jsonl"
+    if not path.exists():
+        return "Not run yet."
+    lines = [line for line in json_lines(path) if "list" in line]
+    recipes = {line["recipe"]["name"]: f"{_family(line)}, {axes_of(line['recipe'].get('mesh', {}))}" for line in lines}
+    texts = []
+    for name, title in LISTS.items():
+        listed = [line for line in lines if line["list"] == name]
+        heads = ["pass", *recipes.values(), "lint", "effect", "collectives", "numerics"]
+        rows = []
+        for passed in dict.fromkeys(line["pass"] for line in listed if "nodes" in line):
+            of_pass = {line["recipe"]["name"]: line for line in listed if line["pass"] == passed and "nodes" in line}
+            cells = [_sizes(of_pass[recipe]) if recipe in of_pass else "refused" for recipe in recipes]
+            rows.append([f"`{passed}`", *cells, *_outcomes(list(of_pass.values()), heads[-4:])])
+        steps = [line for line in listed if not line["pass"] and "verdicts" in line]
+        if steps:
+            rows.append(["the step", *[""] * len(recipes), *_outcomes(steps, heads[-4:])])
+        texts.append(f"{title}\n\n{table(heads, rows)}")
+    refused: dict[tuple[str, str], list[str]] = {}
+    for line in lines:
+        if "refused" in line:
+            reason = re.sub(r", in \w+: .*\)$", ")", line["refused"])
+            refused.setdefault((line["pass"], reason), []).append(recipes[line["recipe"]["name"]])
+    if refused:
+        rows = [[f"`{passed}`", "; ".join(where), reason] for (passed, reason), where in refused.items()]
+        texts.append(table(["refused", "recipe", "reason"], rows))
+    most = max(line["ranks"] for line in lines)
+    texts.append(f"Cells: nodes; launches. At most {most} {lines[0]['world']} ranks, torchtitan "
+                 f"{lines[0]['versions']['torchtitan']}, {source(lines[0])}")
+    return "\n\n".join(texts)
+
+
+def graph_trainer_found() -> str:
+    """The exhibits of graph_trainer, and what the verdicts say of each."""
+    lines = [line for line in json_lines(RESULTS / "graph_trainer_passes_cpu.jsonl") if "exhibit" in line]
+    rows = [[line["bug"], line["seen"], f"`{line['verdict']}`", line["caught"]] for line in lines]
+    return table(["what goes wrong", "where", "told here", "what would have caught it"], rows)
+
+
+def _family(line: Line) -> str:
+    family = line["recipe"]["model"].get("family", "llama3")
+    precision = line["recipe"].get("precision", {}).get("param")
+    return f"{family} in {precision}" if precision else family
+
+
+def _sizes(line: Line) -> str:
+    sides = ([f"{size:,}" for size in dict.fromkeys(line[key])] for key in ("nodes", "launches"))
+    return "; ".join(" to ".join(side) for side in sides)
+
+
+def _outcomes(lines: list[Line], checks: list[str]) -> list[str]:
+    """Of each check: the outcome on all recipes, or one for each where they differ."""
+    cells = []
+    for check in checks:
+        outcomes = [line["verdicts"].get(check, "") for line in lines]
+        cells.append(outcomes[0] if len(set(outcomes)) == 1 else ", ".join(outcomes))
+    return cells
 
 
 CAUSAL = {  # variants of benchmarks/causal_attention.py
@@ -585,6 +656,9 @@ DRAWN: dict[str, Callable[[], str]] = {
     "planted": planted, "mutants": mutants,
     "source_mutants": source_mutants, "bucketing": bucketing, "simulated_steps": simulated_steps,
     "causal_mask": causal_mask,
+    "graph_trainer_cpu": lambda: graph_trainer("graph_trainer_passes_cpu"),
+    "graph_trainer_found": graph_trainer_found,
+    "graph_trainer_gpu": lambda: graph_trainer("graph_trainer_passes_h200x1"),
 }
 
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-import sys
 
-import cloudpickle
 import pytest
 import torch
 from on_ranks import calls, small, user_pass
@@ -17,8 +15,6 @@ from workbench.errors import UnusableGraph
 from workbench.graph.read.nodes import is_backward, module_path
 from workbench.lab.graph_passes import bridge
 from workbench.world.mesh import current_world
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 ATEN = torch.ops.aten
 RECIPE = small({"dp_shard": 2})
@@ -155,7 +151,7 @@ def wants_another_torch(gm, example_inputs):
 
 
 def wants_triton(gm, example_inputs):
-    import no_such_module  # noqa: F401
+    raise ModuleNotFoundError("No module named 'no_such_module'")
 
 
 def wants_sizes(gm, example_inputs):
@@ -163,6 +159,10 @@ def wants_sizes(gm, example_inputs):
 
     if ShapeEnv().create_unbacked_symint() == 3:
         return gm
+
+
+def wants_symbols(gm, example_inputs):
+    raise ValueError("expected a dynamic dimension of an input")
 
 
 def fails(gm, example_inputs):
@@ -174,6 +174,7 @@ REASONS = [
     (wants_another_torch, f"wants another torch than {torch.__version__}: cannot import name 'NoSuchName'"),
     (wants_triton, "wants a module that is not installed: No module named 'no_such_module'"),
     (wants_sizes, "wants sizes that are known before the step: "),
+    (wants_symbols, "wants inputs of symbolic sizes, and this graph's are numbers: expected a dynamic dimension"),
     (fails, "raised AttributeError: 'Node' object has no attribute 'nothing_of_this_name'"),
 ]
 
@@ -275,6 +276,30 @@ def on_a_rank():
 @pytest.mark.ranks
 def test_values_are_compared_on_ranks(pool2):
     assert pool2.run(on_a_rank) == [[["PASS", "PASS"], ["FAIL"]]] * 2
+
+
+def in_groups_of_one():
+    """A sum over a group of this rank alone, whose name differs between the ranks."""
+    import torch.distributed as dist
+
+    groups = [dist.new_group([rank]) for rank in range(dist.get_world_size())]
+    name = groups[dist.get_rank()].group_name
+    c10d = torch.ops._c10d_functional
+
+    def summed(weight, x):
+        loss = (x @ weight).relu().sum()
+        return [loss, c10d.wait_tensor(c10d.all_reduce(torch.autograd.grad(loss, [weight])[0], "sum", name))]
+
+    values = [torch.ones(4, 4, requires_grad=True), torch.ones(4, 4)]
+    gm = make_fx(summed, tracing_mode="fake")(*values)
+    inputs = [node.meta["val"] for node in gm.graph.find_nodes(op="placeholder")]
+    _, (record,) = judged(gm, inputs, [clamp_for_relu], [value.detach() for value in values])
+    return str(record.outcome)
+
+
+@pytest.mark.ranks
+def test_groups_of_other_names_on_other_ranks_are_the_same_launches(pool2):
+    assert pool2.run(in_groups_of_one) == ["PASS", "PASS"]
 
 
 def test_what_inputs_do_not_tell_is_left_and_said(traced):

@@ -66,9 +66,12 @@ def renamed(path: str, renames: Mapping[str, str]) -> str:
 
 
 def facts_outside(gm: GraphModule, part: Part, step: StepFacts | None = None) -> GraphFacts:
-    """Facts of a graph that was captured elsewhere: without a mesh, groups stand for axes."""
+    """Facts of a graph that was captured elsewhere: without a mesh, groups stand for axes.
+
+    They are numbered in the order of the graph, since their names differ between ranks.
+    """
     sizes = {collective.group: collective.group_size for collective in list_collectives(gm)}
-    groups = {name: name for name in sizes}
+    groups = {f"group {number}": name for number, name in enumerate(sizes)}
     return GraphFacts(part, groups, sizes, world_kind() or "one process", [], step or StepFacts())
 
 

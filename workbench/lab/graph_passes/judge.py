@@ -45,7 +45,7 @@ from workbench.recipe.contracts import CONTRACTS, Numerics, Options, PassContrac
 from workbench.recipe.recipe import Recipe
 from workbench.recipe.wording import counted, first_line
 from workbench.torch_api import aot
-from workbench.torch_api.ops import world_kind
+from workbench.torch_api.ops import is_symbolic, world_kind
 from workbench.world.mesh import World
 
 PROPOSED = "proposed"
@@ -72,36 +72,41 @@ class ForeignPass:
         except WorkbenchError:
             raise
         except Exception as error:
-            raise WorkbenchError(f"pass {self.name!r} {_reason(error)}{_line(error)}") from error
+            reason = _reason(error, any(map(is_symbolic, example_inputs)))
+            raise WorkbenchError(f"pass {self.name!r} {reason}{_line(error)}") from error
         if isinstance(result, GraphModule):
             self.convention = aot.convention_of(result)
             self.filled = bridge.fill_in(result, known)
         return result
 
 
-def _reason(error: Exception) -> str:
-    """What a pass that raised wants and does not have here, as far as its error tells."""
+def _reason(error: Exception, symbolic: bool) -> str:
+    """What a pass that raised wants and does not have here, as far as its error tells.
+
+    symbolic: whether the graph's inputs have symbolic sizes.
+    """
     text = first_line(error)
-    lacks = isinstance(error, ImportError | AttributeError)
-    if lacks and "torch." in text:
+    words = text.lower()
+    if isinstance(error, ImportError | AttributeError) and "torch." in text:
         return f"wants another torch than {torch.__version__}: {text}"
-    if lacks and isinstance(error, ImportError):
+    if isinstance(error, ImportError):
         return f"wants a module that is not installed: {text}"
-    if not torch.cuda.is_available() and any(word in text.lower() for word in ("cuda", "nccl")):
+    if not torch.cuda.is_available() and ("cuda" in words or "nccl" in words):
         return f"wants CUDA, which this machine does not have: {text}"
     if type(error).__name__ == "GuardOnDataDependentSymNode":
         return f"wants sizes that are known before the step: {text}"
+    if not symbolic and ("symbolic" in words or "dynamic" in words):
+        return f"wants inputs of symbolic sizes, and this graph's are numbers: {text}"
     return f"raised {type(error).__name__}: {text}"
 
 
 def _line(error: Exception) -> str:
     """` (FILE, line N, in FUNCTION: SOURCE)`: where in the pass, and not in what it called of torch."""
     frames = traceback.extract_tb(error.__traceback__)[1:]
-    theirs = [frame for frame in frames if not frame.filename.startswith((_TORCH, "<frozen "))]
-    if not theirs:
-        return ""
-    last = theirs[-1]
-    return f" ({shown_file(last.filename)}, line {last.lineno}, in {last.name}: {last.line})"
+    for frame in reversed(frames):
+        if not frame.filename.startswith((_TORCH, "<frozen ")):
+            return f" ({shown_file(frame.filename)}, line {frame.lineno}, in {frame.name}: {frame.line})"
+    return ""
 
 
 def _items(passes: Any, stage: Stage, where: str) -> list[tuple[RegisteredPass, Options]]:
@@ -147,16 +152,13 @@ def _require_bound(name: str, function: GraphPass) -> None:
         return
     except TypeError:
         pass
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     required = [p for p in signature.parameters.values() if p.default is p.empty]
     named = [p.name for p in required if p.kind is p.KEYWORD_ONLY]
-    named += [p.name for p in required if p.kind in positional][2:]
     if not named:
         raise WorkbenchError(f"pass {name!r} takes {signature}, and not (gm, example_inputs)")
-    bound = ", ".join(f"{wanted}=..." for wanted in named)
+    wanted, bound = ", ".join(named), "=..., ".join(named)
     raise WorkbenchError(
-        f"pass {name!r} wants {', '.join(named)} beside the graph and its inputs: list "
-        f"functools.partial({name}, {bound})"
+        f"pass {name!r} wants {wanted} beside the graph and its inputs: list functools.partial({name}, {bound}=...)"
     )
 
 
@@ -257,10 +259,9 @@ def judged(
             raise broken
         started = time.perf_counter()
         result = apply_pass(item, copy_graph(gm), example_inputs, options)
-        seconds = time.perf_counter() - started
+        record = PassRecord(item, options, (gm,), (result,), time.perf_counter() - started, 0.0, known)
         aot.set_convention(result, item.function.convention)  # type: ignore[attr-defined]
         keep_axes(gm, result)
-        record = PassRecord(item, options, (gm,), (result,), seconds, 0.0, known)
         known.records.append(record)
         propose(record)
         gm, broken = result, record.broken
