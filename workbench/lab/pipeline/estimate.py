@@ -14,15 +14,13 @@ from workbench.lab.pipeline.phases import StageRun
 from workbench.lab.pipeline.plan import Action, Plan, Span
 from workbench.lab.pipeline.transform import held_bytes, second_half
 from workbench.notebook.draw import Picture
-from workbench.notebook.draw.colors import BLUE, GREEN, ORANGE
+from workbench.notebook.draw.colors import BLUE, GREEN, LILAC, YELLOW
 from workbench.notebook.draw.picture import finish, panels
 from workbench.torch_api.ops import tensor_bytes
 
 _KINDS = {
-    "F": (BLUE, "forward"),
-    "B": (ORANGE, "backward"),
-    "I": (ORANGE, "backward, what is sent"),
-    "W": (GREEN, "backward, the rest"),
+    "F": (BLUE, "forward"), "B": (GREEN, "backward"), "I": (YELLOW, "backward, what is sent"),
+    "W": (LILAC, "backward, the rest"),
 }
 
 
@@ -81,7 +79,7 @@ class Estimate:
         axes.set(ylim=(len(ranks) - 0.45, -0.55), xlim=(0, total), xlabel=f"ms, {self.source}")
         shown = [_KINDS[kind] for kind in sorted({action.kind for _, action, *_ in self.spans})]
         legend = [Patch(color=color, label=label) for color, label in shown]
-        figure.legend(handles=legend, loc="outside upper right", ncols=3, frameon=False)
+        figure.legend(handles=legend, loc="outside upper right", ncols=4, frameon=False)
         return finish(figure, f"A lane of computations for each rank. {self}", str(self), colors=48)
 
 
