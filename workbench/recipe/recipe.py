@@ -77,8 +77,11 @@ class Recipe(Declared):
 
     @property
     def sections(self) -> list[Any]:
-        """The tables of plugins that the recipe has, each a Section."""
-        return [table for name in values_of("section") if (table := getattr(self, name)) is not None]
+        """The tables of plugins that the recipe has, each a Section.
+
+        A plugin that was declared after this class was made has none here.
+        """
+        return [table for name in values_of("section") if (table := getattr(self, name, None)) is not None]
 
     @property
     def world_size(self) -> int:
