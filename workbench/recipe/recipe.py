@@ -77,10 +77,7 @@ class Recipe(Declared):
 
     @property
     def sections(self) -> list[Any]:
-        """The tables of plugins that the recipe has, each a Section.
-
-        A plugin that was declared after this class was made has none here.
-        """
+        """The tables of plugins that the recipe has, each a Section; a plugin declared later than this class has none."""
         return [table for name in values_of("section") if (table := getattr(self, name, None)) is not None]
 
     @property
