@@ -77,7 +77,7 @@ class Recipe(Declared):
 
     @property
     def sections(self) -> list[Any]:
-        """The tables of plugins that the recipe has, each a Section; a plugin declared later than this class has none."""
+        """The tables of plugins that the recipe has, each a Section; one declared after this class is none."""
         return [table for name in values_of("section") if (table := getattr(self, name, None)) is not None]
 
     @property
