@@ -6,24 +6,25 @@ from pathlib import Path
 import pytest
 import torch
 
-from workbench import WorkbenchError, author, build, capture, fake_world, load_recipe, partition
+from workbench import WorkbenchError, author, build, capture, partition
 from workbench.graph.read.simulated_run import COMPUTE, CPU_LATE, simulated
 from workbench.pipeline.measured_run import _KINDS, Kernel, run_of_kernels
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from on_ranks import small
+from on_ranks import FSDP_TP, small
 
 from benchmarks.timelines import predictions
 from workbench.pipeline.run import note_kernels
 
-RECIPE = load_recipe("llama3").override({"mesh.tp": 2, "model.n_layers": 1})
+
+@pytest.fixture(scope="module")
+def graphs(fake4):
+    return partition(capture(author(small(FSDP_TP), fake4))).by_part
 
 
 @pytest.fixture(scope="module")
-def graphs():
-    with fake_world(4) as world:
-        pair = partition(capture(author(RECIPE, world)))
-    return {"forward": pair.forward, "backward": pair.backward}
+def plain(fake4):
+    return build(small({"dp_shard": 4}), fake4)
 
 
 def profile_like(graphs, scale=2.0):
@@ -65,14 +66,13 @@ def spread(kernels):
     return [k if k.stream == 7 else k._replace(stream=200 + i) for i, k in enumerate(kernels)]
 
 
-def test_a_replays_streams_are_told_apart_by_kind(graphs):
-    with fake_world(2) as world:
-        alone = partition(capture(author(RECIPE.override({"mesh.tp": 1}), world)))
-    run = run_of_kernels(spread(profile_like(alone.by_part)), alone.by_part, "measured on paper")
-    assert [s.name for s in run.collectives] == [s.name for s in simulated(alone.by_part).collectives]
-    lost = spread(profile_like(alone.by_part))
+def test_a_replays_streams_are_told_apart_by_kind(graphs, plain):
+    alone = plain.step.split.by_part
+    run = run_of_kernels(spread(profile_like(alone)), alone, "measured on paper")
+    assert [s.name for s in run.collectives] == [s.name for s in simulated(alone).collectives]
+    lost = spread(profile_like(alone))
     lost.remove(next(k for k in lost if "AllGather" in k.name))  # they are one too few
-    assert told(lost, alone.by_part) == {"reduce_scatter"}
+    assert told(lost, alone) == {"reduce_scatter"}
     # both groups of `graphs` gather, and their kernels may have overtaken each other
     assert "all_gather" not in told(spread(profile_like(graphs)), graphs)
 
@@ -136,7 +136,6 @@ def test_a_pass_whose_order_the_gpu_did_not_run_loses_its_pass(made, monkeypatch
         assert "first exposed one is forward" in found.message
 
 
-def test_without_a_chosen_order_nothing_is_compared_with_it(fake4, monkeypatch):
-    plain = build(small({"dp_shard": 4}), fake4)
+def test_without_a_chosen_order_nothing_is_compared_with_it(plain, monkeypatch):
     note(plain, monkeypatch, [Kernel("gemm", 7, 0.0, 10.0)])
     assert plain.known.profile is None and plain.pipeline == [] and plain.known.ran == {"gemm": 1}
