@@ -6,7 +6,7 @@ from on_ranks import FSDP_TP, calls, small, trajectory
 from torch import nn
 from torch.nn import functional as F
 
-from workbench import WorkbenchError, as_backend, author, capture, partition, run_joint
+from workbench import Batches, WorkbenchError, as_backend, author, capture, current_world, partition, run_joint
 from workbench.graph.read.peak import estimated_bytes
 from workbench.lab.chunked_loss.loss import ChunkedLoss, OutputWeight
 
@@ -65,14 +65,17 @@ def test_whole_logits_never_exist_and_the_backward_computes_none(fake4):
     assert not [n for n in calls(pair.backward, "_c10d_functional.wait_tensor") if 8192 in n.meta["val"].shape]
 
 
-def losses(chunks):
-    return trajectory(small({"dp_shard": 2}).override({"model.loss": form(chunks), "training.steps": 3}))
+def first_loss_and_steps():
+    """(the first loss at once, five steps in pieces)."""
+    recipe = small({"dp_shard": 2})
+    whole = author(recipe, current_world())
+    return float(whole.module(*Batches(whole).at(0))), trajectory(recipe.override({"model.loss": form(4)}))
 
 
 @pytest.mark.ranks
 def test_on_ranks_steps_in_pieces_are_those_at_once(pool2):
-    for whole, pieces in zip(pool2.run(losses, 1), pool2.run(losses, 4), strict=True):
-        assert pieces["relative"] < 5e-6 and pieces["losses"] == pytest.approx(whole["losses"], rel=5e-6)
+    for loss, pieces in pool2.run(first_loss_and_steps):
+        assert pieces["relative"] < 5e-6 and pieces["losses"][0] == pytest.approx(loss, rel=5e-6)
 
 
 def test_what_cannot_be_cut_is_refused(fake4):

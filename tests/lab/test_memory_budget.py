@@ -25,15 +25,15 @@ def spec(**options):
     return PassSpec(name=NAME, options=options)
 
 
-def long(joint=()):
+def long(joint=(), layers=1):
     """Sequences so long that activations, and not gathered weights, are most of what is saved."""
-    return small(FSDP4, joint, layers=2).override({"data.seq_len": 256})
+    return small(FSDP4, joint, layers=layers).override({"data.seq_len": 256})
 
 
 @pytest.fixture(scope="module")
 def two(fake4):
     """llama3 of two layers on dp_shard 4, without values."""
-    return capture(author(long(), fake4))
+    return capture(author(long(layers=2), fake4))
 
 
 def through(joint, *specs):

@@ -193,7 +193,8 @@ def test_other_passes_take_the_result(pool2, name):
 
 
 @pytest.mark.parametrize(("pool", "mesh", "scaling"), [
-    ("pool2", {"dp_shard": 2}, "rowwise"), ("pool2", {"tp": 2}, "tensorwise"),
+    ("pool2", {"dp_shard": 2}, "rowwise"),
+    pytest.param("pool2", {"tp": 2}, "tensorwise", marks=pytest.mark.nightly),  # as lesson 16 does
     pytest.param("pool4", FSDP_TP, "tensorwise", marks=pytest.mark.nightly)], ids=str, indirect=["pool"])
 def test_the_verdicts_on_ranks(pool, mesh, scaling):
     float8 = recipe(mesh, passes=(BLOCKS,) if "dp_shard" in mesh else (), scaling=scaling)

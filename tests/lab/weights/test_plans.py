@@ -35,7 +35,7 @@ def authoring(tied: bool) -> tuple[str, str, dict[str, list[int]]]:
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("tied", [pytest.param(False, marks=pytest.mark.nightly), True])
 def test_a_llama_cut_by_its_own_plan_computes_the_plain_ones_gradients(pool2, tied):
     for outcome, message, shapes in pool2.run(authoring, tied):
         assert outcome == "PASS", message

@@ -4,7 +4,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from on_ranks import FSDP_TP, build_with, calls, full_level, of_the_list, outcomes, small, user_pass
+from on_ranks import FSDP4, build_with, calls, full_level, of_the_list, outcomes, small, user_pass
 
 from lab.whole_step.step_faults import forgets_the_step_count, leaves_out_the_other_ranks_norm
 from lab.whole_step.whole_steps import BLOCKS, CAPACITY, JOINED, differing, experts, gloo_and_nccl, whole
@@ -108,7 +108,7 @@ BLOCKS = "transformer_block_bucketing"
 
 
 def test_a_study_changes_the_step_and_captures_again_only_where_it_must(fake4):
-    study = what_if(small(FSDP_TP, (), (BLOCKS,)), fake4)
+    study = what_if(small(FSDP4, (), (BLOCKS,)), fake4)
     joined = study.change({"training.step": "whole", "passes": [BLOCKS, "fused_clip_adamw"]})
     ran = list(joined.ran)
     assert "author" not in ran and ran[-2:] == ["join", "fused_clip_adamw"]
