@@ -18,7 +18,8 @@ BLOCKS = "transformer_block_bucketing"
 
 def recipe(dispatch: str):
     return load_recipe("deepseek_v3").override({
-        "mesh": {"dp_shard": 4, "ep": 2}, "model.n_layers": 2, "model.dispatch": dispatch, "model.capacity_factor": 1.0, "data.seq_len": 16})
+        "mesh": {"dp_shard": 4, "ep": 2}, "model.n_layers": 2, "model.dispatch": dispatch,
+        "model.capacity_factor": 1.0, "data.seq_len": 16})
 
 
 @pytest.fixture(scope="module")
