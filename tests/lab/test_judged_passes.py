@@ -93,6 +93,16 @@ def test_each_pass_of_a_list_is_judged_inside_anybodys_trainer(traced):
     assert not values[1].any()  # varied for the comparison, and as they were
 
 
+def test_a_graph_that_was_traced_on_real_tensors_is_judged_too(traced):
+    """make_fx gives each of its values a fake mode of its own."""
+    weight, bias, x = traced[2]
+    gm = make_fx(step)(weight.requires_grad_(), bias.requires_grad_(), x)
+    values = [value.detach() for value in (weight, bias, x)]
+    _, records = judged(gm, values, [clamp_for_relu, other_order, drop_bias], values)
+    assert [told(record, "lint") for record in records] == ["PASS"] * 3
+    assert [told(record, "numerics") for record in records] == ["PASS", "PASS", "FAIL"]
+
+
 def test_without_values_numerics_is_unknown(traced):
     gm, inputs, _ = traced
     _, (record,) = judged(gm, inputs, [clamp_for_relu])

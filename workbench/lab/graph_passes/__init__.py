@@ -7,7 +7,5 @@
 
 from workbench.recipe.public_names import on_use
 
-__getattr__ = on_use(
-    __name__,
-    {"as_graph_pass": ".graph_pass", "judge_graph_passes": ".judge", "judged": ".judge"},
-)
+_JUDGE = dict.fromkeys(("judge_graph_passes", "judged"), ".judge")
+__getattr__ = on_use(__name__, {"as_graph_pass": ".graph_pass", **_JUDGE})

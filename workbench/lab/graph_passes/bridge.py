@@ -1,7 +1,4 @@
-"""Between our metadata and graph_trainer's: direction and module of each node, and what a pass leaves out of new ones.
-
-There a node of the backward has `autograd_backward`, and its module is `custom["module_fqn"]`.
-"""
+"""Between our metadata and graph_trainer's: direction and module of a node, and what a pass leaves out of new ones."""
 
 from __future__ import annotations
 
@@ -21,6 +18,7 @@ from workbench.graph.make_nodes import fake_mode_of
 from workbench.graph.read.collectives import list_collectives
 from workbench.graph.read.nodes import is_backward, module_path
 from workbench.recipe.wording import counted, few
+from workbench.torch_api.distributed.fake import FakeTensor, new_fake_mode
 from workbench.torch_api.ops import world_kind
 
 DIRECTION = "autograd_backward"
@@ -36,7 +34,8 @@ def is_whole(gm: GraphModule) -> bool:
 
 
 def read_in(gm: GraphModule) -> None:
-    """Direction and modules of each node where our passes and checks look for them."""
+    """Direction and modules of each node where our passes and checks look for them, and values of one fake mode."""
+    _share_mode(gm)
     for node in gm.graph.nodes:
         if TAG not in node.meta:
             _direct(node, node.meta.get(DIRECTION, False))
@@ -50,8 +49,7 @@ def write_out(gm: GraphModule, renames: Mapping[str, str] | None = None) -> None
     """
     calls = [node for node in gm.graph.nodes if node.op == "call_function"]
     for node in calls:  # not the output, which a pass would take for a reader in the backward
-        late = any(source.meta.get(DIRECTION) for source in node.all_input_nodes)
-        if is_backward(node) or late:
+        if is_backward(node) or any(source.meta.get(DIRECTION) for source in node.all_input_nodes):
             node.meta[DIRECTION] = True
         if path := module_path(node):
             node.meta["custom"] = {MODULE: renamed(path, renames or {})} | _custom(node)
@@ -153,6 +151,21 @@ def _place_as(node: Node, neighbours: Iterable[Node]) -> None:
     traces = [n.meta["stack_trace"] for n in neighbours if n.meta.get("stack_trace")]
     if traces:
         node.meta.setdefault("stack_trace", traces[0])
+
+
+def _share_mode(gm: GraphModule) -> None:
+    """Compute all values in one mode, where make_fx traced real tensors and gave each value a mode of its own."""
+    values = [node.meta.get("val") for node in gm.graph.nodes]
+    if len({value.fake_mode for value in values if isinstance(value, FakeTensor)}) < 2:
+        return
+    mode = new_fake_mode()
+    for node, value in zip(gm.graph.nodes, values, strict=True):
+        if node.op == "call_function":
+            _evaluate(node, mode)
+        elif isinstance(value, torch.Tensor):
+            with mode:
+                layout = value.shape, value.stride()
+                node.meta["val"] = torch.empty_strided(*layout, dtype=value.dtype, device=value.device)
 
 
 def _common(paths: Iterable[str]) -> str:
