@@ -12,10 +12,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import re
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -24,11 +22,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from result import of_process, tell_variants
 from torch import nn
 
 import workbench
 from workbench import CausalLM
-from workbench.pipeline.machine import machine, versions
 
 Step = Callable[..., torch.Tensor]
 LOWERED = ["inductor_decomposition", "full_inductor_compilation"]
@@ -175,20 +173,6 @@ def kernels(step: Step, batch: list[torch.Tensor]) -> dict[str, Any]:
     return {"kernels_ms": sum(times.values()), "attention_ms": sum(attention.values()), "attention_kernels": attention}
 
 
-def alone(variant: str, options: argparse.Namespace) -> dict[str, Any]:
-    """The variant in a process of its own: its figures, or why there are none."""
-    command = [sys.executable, __file__, "--variants", variant, "--alone", *["--tiny"] * options.tiny]
-    environment = os.environ | {"NCCL_GRAPH_REGISTER": "0"}
-    try:
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=options.timeout)
-    except subprocess.TimeoutExpired:
-        return {"error": f"not done after {options.timeout} s"}
-    lines = done.stdout.splitlines()
-    if done.returncode or not lines:
-        return {"error": done.stderr[-3000:]}
-    return dict(json.loads(lines[-1]))
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("target", type=Path, nargs="?")
@@ -201,19 +185,12 @@ def main() -> int:
     if options.alone:
         print(json.dumps(measured(options.variants[0], options.tiny)))
         return 0
-    about = {"command": " ".join(["python", *sys.argv]), "machine": machine(), "versions": versions()}
-    failed = 0
-    for number in range(options.rounds):
-        for variant in options.variants:
-            figures = alone(variant, options)
-            failed += "error" in figures
-            line = json.dumps({"variant": variant, "round": number, **about, **figures})
-            if options.target is not None:
-                with options.target.open("a") as file:
-                    file.write(line + "\n")
-            short = {name: figures.get(name) for name in ("step_ms", "attention_ms", "peak_gib", "losses", "error")}
-            print(variant, number, {name: value for name, value in short.items() if value is not None}, flush=True)
-    return int(failed > 0)
+
+    def alone(variant: str) -> dict[str, Any]:
+        command = [sys.executable, __file__, "--variants", variant, "--alone", *["--tiny"] * options.tiny]
+        return of_process(command, {"NCCL_GRAPH_REGISTER": "0"}, options.timeout)
+
+    return tell_variants(alone, ["step_ms", "attention_ms", "peak_gib", "losses"], options)
 
 
 if __name__ == "__main__":

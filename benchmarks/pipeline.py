@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -25,6 +23,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from result import of_process, tell_variants
 from torch import nn
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import get_schedule_class
@@ -36,7 +35,6 @@ from workbench.lab.pipeline.cut import cut_into_stages
 from workbench.lab.pipeline.estimate import estimate
 from workbench.lab.pipeline.plan import plan
 from workbench.lab.pipeline.step import GraphStage, PipelineStep
-from workbench.pipeline.machine import machine, versions
 from workbench.world.mesh import World
 
 RANKS, MICROBATCHES, LAYERS = 4, 8, 8
@@ -44,7 +42,7 @@ SIZES = {"dim": 512, "ffn_dim": 1536, "n_heads": 8, "n_kv_heads": 8, "vocab_size
 TINY = {"dim": 32, "ffn_dim": 48, "n_heads": 2, "n_kv_heads": 2, "vocab_size": 64}
 SCHEDULES = {"1f1b": ("1F1B", LAYERS // RANKS), "zero_bubble": ("ZBVZeroBubble", LAYERS // RANKS // 2)}
 METHODS = ("forward_one_chunk", "backward_one_chunk", "backward_weight_one_chunk", "perform_reduce_grad")
-VARIANTS = [f"{who}_{schedule}" for schedule in SCHEDULES for who in ("workbench", "torch")] + ["uncut_eager"]
+VARIANTS = ["workbench_1f1b", "torch_1f1b", "workbench_zero_bubble", "torch_zero_bubble", "uncut_eager"]
 BUSY = [0.0]
 """Seconds of this rank in stages."""
 
@@ -175,22 +173,6 @@ def measured(variant: str, options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def alone(variant: str, options: argparse.Namespace) -> dict[str, Any]:
-    """The variant on ranks of its own: its figures, or why there are none."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS), __file__,
-               "--variants", variant, "--alone", "--threads", str(options.threads), "--steps", str(options.steps),
-               "--warmup", str(options.warmup), *["--tiny"] * options.tiny]
-    environment = os.environ | {"OMP_NUM_THREADS": str(options.threads)}
-    try:
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=options.timeout)
-    except subprocess.TimeoutExpired:
-        return {"error": f"not done after {options.timeout} s"}
-    lines = [line for line in done.stdout.splitlines() if line.startswith('{"step_ms"')]
-    if done.returncode or not lines:
-        return {"error": done.stderr[-3000:]}
-    return dict(json.loads(lines[-1]))
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("target", type=Path, nargs="?")
@@ -210,20 +192,16 @@ def main() -> int:
             print(json.dumps(figures), flush=True)
         dist.destroy_process_group()
         return 0
-    about = {"command": " ".join(["python", *sys.argv]), "threads": options.threads, "tiny": options.tiny,
-             "machine": machine(), "versions": versions()}
-    failed = 0
-    for number in range(options.rounds):
-        for variant in options.variants:
-            figures = alone(variant, options)
-            failed += "error" in figures
-            line = json.dumps({"variant": variant, "round": number, **about, **figures})
-            if options.target is not None:
-                with options.target.open("a") as file:
-                    file.write(line + "\n")
-            short = {name: figures.get(name) for name in ("step_ms", "bubble", "ideal_1f1b", "loss", "error")}
-            print(variant, number, {name: value for name, value in short.items() if value is not None}, flush=True)
-    return int(failed > 0)
+
+    def alone(variant: str) -> dict[str, Any]:
+        launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS), __file__]
+        counts = {name: str(getattr(options, name)) for name in ("threads", "steps", "warmup")}
+        chosen = [f"--{name}={count}" for name, count in counts.items()] + ["--tiny"] * options.tiny
+        command = [sys.executable, *launch, "--variants", variant, "--alone", *chosen]
+        return of_process(command, {"OMP_NUM_THREADS": counts["threads"]}, options.timeout)
+
+    shown = ["step_ms", "bubble", "ideal_1f1b", "loss"]
+    return tell_variants(alone, shown, options, threads=options.threads, tiny=options.tiny)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,3 +20,36 @@ def tell(command: str, figures: dict[str, Any], target: Path | None) -> None:
     print(text)
     if target is not None:
         target.write_text(text + "\n", encoding="utf-8")
+
+
+def of_process(command: list[str], environment: dict[str, str], timeout: int) -> dict[str, Any]:
+    """The figures that a process printed, as the last line of JSON, or why there are none. timeout: seconds."""
+    try:
+        done = subprocess.run(
+            command, env=os.environ | environment, capture_output=True, text=True, timeout=timeout
+        )
+    except subprocess.TimeoutExpired:
+        return {"error": f"not done after {timeout} s"}
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    if done.returncode or not lines:
+        return {"error": done.stderr[-3000:]}
+    return dict(json.loads(lines[-1]))
+
+
+def tell_variants(
+    measure: Callable[[str], dict[str, Any]], shown: list[str], options: argparse.Namespace, **about: Any
+) -> int:
+    """Measure each of `options.variants` for `options.rounds`: each a line of the file `options.target` as soon as it
+    is done, and its figures of the names `shown` printed. Returns the exit status: 1 where one failed.
+    """
+    about |= {"command": " ".join(["python", *sys.argv]), "machine": machine(), "versions": versions()}
+    failed = False
+    for number in range(options.rounds):
+        for variant in options.variants:
+            figures = measure(variant)
+            failed |= "error" in figures
+            if options.target is not None:
+                with options.target.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps({"variant": variant, "round": number, **about, **figures}) + "\n")
+            print(variant, number, {n: figures[n] for n in (*shown, "error") if n in figures}, flush=True)
+    return int(failed)
