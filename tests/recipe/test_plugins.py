@@ -148,8 +148,8 @@ def test_without_the_lab_the_core_lists_its_passes_and_builds_the_tour(tmp_path:
     missing = "this needs the plugin 'weights', which is missing: install the workbench again"
     asked = "checkpoints c", "save_weights", "model.weights 'w'"
     told = [f"{each}: {missing}, or leave this out" for each in asked]
-    told += ["recipe 'tour' with training.step=whole: training.step: unknown 'whole' (it comes with "
-             "workbench.lab.whole_step, which is not installed): one of pair, or a plugin's",
-             "recipe 'tour' with capture=traced: capture: unknown 'traced' (it comes with "
-             "workbench.lab.traced_capture, which is not installed): one of joint, or a plugin's"]
+    told += ["recipe 'tour' with training.step=whole: training.step: unknown 'whole': one of "
+             "pair, or of a plugin that is not installed",
+             "recipe 'tour' with capture=traced: capture: unknown 'traced': one of "
+             "joint, or of a plugin that is not installed"]
     assert refused == told

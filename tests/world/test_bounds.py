@@ -1,7 +1,6 @@
 """More ranks than a machine can hold are refused before one is started, whichever way they are asked for."""
 
 import os
-import resource
 import time
 
 from workbench import WorkbenchError, compare_schedules, load_recipe, ranks, run
@@ -37,7 +36,7 @@ def test_millions_of_ranks_are_refused_at_once_with_the_way_out(monkeypatch):
     assert time.monotonic() - start < 20
 
 
-def test_cores_memory_and_the_users_limits_bound_them(monkeypatch):
+def test_cores_and_free_memory_bound_them(monkeypatch):
     with monkeypatch.context() as one_core:
         one_core.setattr(os, "sched_getaffinity", lambda _: {0})
         assert refused(bounds.refuse_too_many, bounds.RANKS_A_CORE) == ""  # many ranks on few cores are allowed
@@ -46,22 +45,12 @@ def test_cores_memory_and_the_users_limits_bound_them(monkeypatch):
         little.setattr(bounds, "_memory", lambda: 10 * bounds.RANK_BYTES + 1)
         assert refused(bounds.refuse_too_many, 10) == ""
         assert "at most (144 MiB for each, and 1,440 MiB are free)" in refused(bounds.refuse_too_many, 11)
-    true = resource.getrlimit
-    for limit, said in ((resource.RLIMIT_NOFILE, "4 open files for each, and ulimit -n is 50, with "),
-                        (resource.RLIMIT_NPROC, "8 threads for each, and ulimit -u is 50")):
-        with monkeypatch.context() as few:
-            few.setattr(resource, "getrlimit", lambda what, limit=limit: (50, 50) if what == limit else true(what))
-            assert said in refused(bounds.refuse_too_many, 16)
 
 
-def test_a_container_bounds_them(monkeypatch, tmp_path):
+def test_a_containers_memory_bounds_them(monkeypatch, tmp_path):
     monkeypatch.setattr(bounds, "_CGROUP", tmp_path)
-    memory, pids = tmp_path / "memory.max", tmp_path / "pids.max"
+    memory = tmp_path / "memory.max"
     memory.write_text("max\n")
-    pids.write_text("max\n")
     assert refused(bounds.refuse_too_many, 8) == ""
     memory.write_text(f"{4 * bounds.RANK_BYTES}\n")
     assert "4 ranks at most (144 MiB for each, and 576 MiB are free)" in refused(bounds.refuse_too_many, 8)
-    memory.unlink()
-    pids.write_text("40\n")
-    assert "5 ranks at most (8 threads for each, and the container's pids" in refused(bounds.refuse_too_many, 8)

@@ -13,8 +13,6 @@ HOOKS = {"check.agreement": "workbench.checks.agreement:agree_on_collectives",
          "capture.joint": "workbench.graph.capture:by_aot_autograd",
          "level.full": "workbench.pipeline.proofs.numerics_proof:prove_numerics",
          "training.step.pair": "workbench.pipeline.stages:PairStep"}
-_FOLDERS = {"capture.traced": "traced_capture", "training.step.whole": "whole_step",
-            "training.step.pipeline": "pipeline"}
 
 
 def declare_hook(name: str, code: str) -> None:
@@ -41,9 +39,7 @@ def values_of(key: str) -> list[str]:
 def check_value(key: str, value: str) -> str:
     """The value itself; ValueError where neither the core nor a plugin declares it."""
     if value not in (known := values_of(key)):
-        folder = _FOLDERS.get(f"{key}.{value}")
-        missing = f" (it comes with workbench.lab.{folder}, which is not installed)" if folder else ""
-        raise ValueError(f"unknown {value!r}{missing}: one of {', '.join(known)}, or a plugin's")
+        raise ValueError(f"unknown {value!r}: one of {', '.join(known)}, or of a plugin that is not installed")
     return value
 
 

@@ -12,8 +12,6 @@ from workbench.recipe.wording import counted
 RANKS_A_CORE = 32  # starting a rank takes 1.7 s of a core, and all must start within START_SECONDS
 # measured: what an idle rank has of its own; one that builds a recipe has more
 RANK_BYTES = 144 << 20
-RANK_FILES = 4  # in this process its channel and its output; in each rank a connection to every other, per group
-RANK_THREADS = 8  # measured: 6; a compiler starts more
 FAKE_RANKS = 1 << 21  # measured: a million ranks take 3 s and 150 MB to lay out; both grow linearly
 _CGROUP = Path("/sys/fs/cgroup")
 
@@ -35,42 +33,11 @@ def cores() -> int:
 
 
 def _bounds() -> list[tuple[int, str]]:
-    """The number of ranks that each resource allows, and why. A resource that this system does not show has none."""
+    """The number of ranks that cores and free memory allow, and why."""
     bounds = [(cores() * RANKS_A_CORE, f"{RANKS_A_CORE} for each of {counted(cores(), 'core')}")]
     if (free := _memory()) is not None:
-        bounds.append(
-            (
-                free // RANK_BYTES,
-                f"{RANK_BYTES >> 20} MiB for each, and {free >> 20:,} MiB are free",
-            )
-        )
-    with suppress(ImportError, OSError):  # not on every system
-        import resource
-
-        files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        if files != resource.RLIM_INFINITY:
-            used = len(os.listdir("/proc/self/fd"))
-            bounds.append(
-                (
-                    max(0, files - used) // RANK_FILES,
-                    f"{RANK_FILES} open files for each, and ulimit -n is {files:,}, with {used:,} open",
-                )
-            )
-        threads = resource.getrlimit(resource.RLIMIT_NPROC)[0]
-        if threads != resource.RLIM_INFINITY:
-            bounds.append(
-                (
-                    threads // RANK_THREADS,
-                    f"{RANK_THREADS} threads for each, and ulimit -u is {threads:,}",
-                )
-            )
-    if (threads_ := _number(_CGROUP / "pids.max")) is not None:
-        bounds.append(
-            (
-                threads_ // RANK_THREADS,
-                f"{RANK_THREADS} threads for each, and the container's pids.max is {threads_:,}",
-            )
-        )
+        why = f"{RANK_BYTES >> 20} MiB for each, and {free >> 20:,} MiB are free"
+        bounds.append((free // RANK_BYTES, why))
     return bounds
 
 
