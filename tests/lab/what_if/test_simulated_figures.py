@@ -12,8 +12,9 @@ from workbench.graph.read.nodes import is_compute
 from workbench.graph.read.simulated_run import simulated
 from workbench.graph.read.timeline import costs_of
 from workbench.notebook import draw
+from workbench.notebook.draw.timeline import runs_of
 from workbench.notebook.show import outputs
-from workbench.notebook.views.node_facts import node_facts
+from workbench.notebook.views.node_facts import DEVICE, node_facts
 from workbench.notebook.views.timeline import TimelineView
 from workbench_lessons.l08_replay_with_cudagraphs.launch_bound import draw_pace, paced
 
@@ -37,10 +38,9 @@ def lost(device, pair):
 TEXTS = {
     "simulated": lambda device, pair: simulated(pair.by_part, device),
     "its trace for Perfetto": lambda device, pair: simulated(pair.by_part, device).source,
-    "a node's facts": lambda device, pair: node_facts(next(filter(is_compute, pair.forward.graph.nodes)), device),
     "show, static": lambda device, pair: draw.timeline(pair, device).text,
     "draw_pace": lambda device, pair: draw_pace({"step": paced(pair.by_part, device, launch_us=5.0)}).text,
-    "show, live": lambda device, pair: unpacked(TimelineView(pair, device).data),
+    "show, live": lambda device, pair: unpacked(TimelineView(runs_of(pair, device)).data),
     "show, both": lambda device, pair: outputs(pair, "timeline", device=device),
     "an order that was lost": lost,
 }
@@ -51,6 +51,11 @@ def test_a_simulated_figure_carries_its_error(made, device, trust):
     spec = device_spec(device)
     assert spec.trust.startswith(trust)
     assert [name for name, text in TEXTS.items() if spec.trust not in str(text(device, made[0]))] == []
+
+
+def test_the_cost_among_a_nodes_facts_carries_its_error(made):
+    facts = node_facts(next(filter(is_compute, made[0].forward.graph.nodes)))
+    assert device_spec(DEVICE).trust in str(facts)
 
 
 def test_what_if_says_it_in_its_rows_its_picture_and_its_study(made):
