@@ -179,6 +179,8 @@ def _late_reads(
     """(owner of memory, node that reads it, earlier node that ended its values), by the nodes whose values each node
     `ends`. A view reads nothing.
     """
+    if not any(map(ends, gm.graph.nodes)):
+        return
     owner = item_roots(gm, roots(gm))
     ended: dict[torch.fx.Node, torch.fx.Node] = {}
     for node in gm.graph.nodes:
