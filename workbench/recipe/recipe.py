@@ -18,7 +18,16 @@ from workbench.recipe.edits import apply_overrides, flatten
 from workbench.recipe.files import course_folder
 from workbench.recipe.hooks import check_value, hook_of, values_of
 from workbench.recipe.rules import rule_problems
-from workbench.recipe.sections import DataSpec, Expectations, MeshSpec, ModelSpec, PassSpec, PrecisionSpec, TrainingSpec
+from workbench.recipe.sections import (
+    DataSpec,
+    Expectations,
+    MeshSpec,
+    ModelSpec,
+    PassSpec,
+    PrecisionSpec,
+    Section,
+    TrainingSpec,
+)
 from workbench.recipe.strict_toml import (
     DeclarationError,
     Declared,
@@ -77,8 +86,8 @@ class Recipe(Declared):
 
     @property
     def sections(self) -> list[Any]:
-        """The tables of plugins that the recipe has, each a Section; one declared after this class is none."""
-        return [table for name in values_of("section") if (table := getattr(self, name, None)) is not None]
+        """The tables of plugins that the recipe has."""
+        return [value for _, value in self if isinstance(value, Section)]
 
     @property
     def world_size(self) -> int:

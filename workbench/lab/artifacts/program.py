@@ -192,13 +192,6 @@ def _groups(authored: Authored) -> dict[str, str]:
     return world | authored.groups
 
 
-if __name__ == "__main__":
-    number = 0 if gpus() else None
-    for path in sorted(Path(sys.argv[1]).glob("program_*.pt")):
-        for file in read_program(path, number).graphs.values():
-            file.load(number)
-
-
 def _inputs_by_name(
     forward: GraphModule, names: Sequence[str]
 ) -> Callable[[Sequence[Any]], list[Any]]:
@@ -220,3 +213,10 @@ def _inputs_by_name(
         return taken
 
     return take
+
+
+if __name__ == "__main__":
+    number = 0 if gpus() else None
+    for path in sorted(Path(sys.argv[1]).glob("program_*.pt")):
+        for file in read_program(path, number).graphs.values():
+            file.load(number)
