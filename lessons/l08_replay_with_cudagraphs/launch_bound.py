@@ -61,8 +61,8 @@ class Pace:
             )
             left = self.step_us - self.before_us
             return (
-                f"{counted(self.launches, 'launch')}, CPU {self.cpu_us / 1e3:.2f} ms; behind the work before it "
-                f"the {self.what} takes {left / 1e3:.2f} ms, the device waits {(left - work) / 1e3:.2f} ms of it"
+                f"{counted(self.launches, 'launch')} in {self.cpu_us / 1e3:.2f} ms; the {self.what} takes "
+                f"{left / 1e3:.2f} ms, of which the device waits {(left - work) / 1e3:.2f} ms"
             )
         return (
             f"{counted(self.launches, 'launch')}, CPU {self.cpu_us:,.0f} µs, device {self.gpu_us:,.0f} µs of work; "

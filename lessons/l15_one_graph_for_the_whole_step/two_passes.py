@@ -18,6 +18,7 @@ from workbench.graph.read.memory import roots
 from workbench.graph.read.nodes import is_backward, is_compute, lists_of_update, updates_of
 from workbench.lab.whole_step.join import Update, join
 from workbench.lab.whole_step.step import WholeStep
+from workbench.notebook.draw.picture import Table, table
 from workbench.passes.registry import register_pass
 from workbench.pipeline.run_passes import PassRecord, run_partitioned
 from workbench.pipeline.stages import lower
@@ -95,6 +96,16 @@ def eager_loop(model: nn.Module, batches: Iterable[tuple[torch.Tensor, ...]], *,
         optimizer.step()
         losses.append(loss.item())
     return losses
+
+
+def first_wrong(right: Sequence[float], found: Sequence[float]) -> tuple[int, Table, str, str]:
+    """The first step whose loss is not the eager loop's, counted from 1; a table of both; what they say."""
+    rows = [(said, *(f"{loss:.2f}" for loss in losses))
+            for said, losses in (("eager loop", right), ("both passes", found))]
+    shown = table("losses", ("", *(f"step {step}" for step in range(1, len(right) + 1))), rows)
+    return (1 + [a == b for a, b in zip(right, found, strict=True)].index(False), shown,
+            "The first forward reads weights that nobody has touched; only the backward reads updated ones.",
+            "The fourth loss is even lower than it should be. From that column alone, you would ship it.")
 
 
 def lane(graph: GraphModule) -> str:

@@ -69,6 +69,16 @@ def traffic(joined: StepGraph) -> dict[str, tuple[int, int]]:
     return found | {"update": (read, written)}
 
 
+def gradient_bytes(joined: StepGraph) -> tuple[int, str, Table]:
+    """Bytes of gradients that norm, scaling and update read together; how; a table of all traffic."""
+    moved = traffic(joined)
+    updated = sum(_size(gradient) for update in updates_of(joined.graph) for gradient in lists_of_update(update)[1])
+    rows = [*((part, *found) for part, found in moved.items()), ("sum", *map(sum, zip(*moved.values(), strict=True)))]
+    return (moved["norm"][0] + moved["scaling"][0] + updated,
+            "Norm and scaling each read the gradient once, and the update reads its scaled copy.",
+            table("bytes of one weight, its gradient and states", ("part", "read", "written"), rows))
+
+
 def _size(node: Node) -> int:
     return tensor_bytes(node.meta["val"])
 
@@ -101,29 +111,17 @@ def steps_on_gpus() -> Table:
 
 @dataclass(frozen=True)
 class Tail:
-    """Clipping and AdamW at the end of a traced step, in milliseconds.
+    """Milliseconds in which kernels of clipping and of AdamW run, at the end of a traced step."""
 
-    launches: of kernels. cpu_ms: from the CPU's first launch to its last. gpu_ms: in which a kernel runs, of it clip_ms
-    and adamw_ms.
-    """
-
-    launches: int
-    cpu_ms: float
     clip_ms: float
     adamw_ms: float
-
-    @property
-    def gpu_ms(self) -> float:
-        return self.clip_ms + self.adamw_ms
 
 
 def tail_of(step: TracedStep) -> Tail:
     """The part of a traced step from the fill of the norm's buffer on. It runs on one stream."""
     tail = step.events[_first_of_tail(step):]
-    launched = sorted(event.launched for event in tail if event.launched is not None)
     busy = {kind: sum(e.end - e.begin for e in tail if ("FusedOptimizer" in e.name) == kind) for kind in (True, False)}
-    launches = sum(not event.name.startswith("Mem") for event in tail)
-    return Tail(launches, (launched[-1] - launched[0]) / 1e3, busy[False] / 1e3, busy[True] / 1e3)
+    return Tail(busy[False] / 1e3, busy[True] / 1e3)
 
 
 def _first_of_tail(step: TracedStep) -> int:

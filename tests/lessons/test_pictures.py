@@ -95,7 +95,7 @@ def test_each_step_says_what_binds_it_and_work_before_a_part_is_told_apart():
         "fast: 1 launch, CPU 5 µs, device 8 µs of work; step 13 µs, device busy 62%: bound by work"]
     tail = replace(slow, what="tail", before_us=6.0)
     assert draw_pace({"a": tail}, one_scale=False).text.splitlines()[1] == (
-        "a: 2 launches, CPU 0.01 ms; behind the work before it the tail takes 0.01 ms, the device waits 0.00 ms of it")
+        "a: 2 launches in 0.01 ms; the tail takes 0.01 ms, of which the device waits 0.00 ms")
 
 
 def test_inputs_of_a_replay_by_the_names_that_a_reader_knows():
