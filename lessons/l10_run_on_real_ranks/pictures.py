@@ -10,7 +10,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch, Rectangle
 
-from workbench.notebook.draw.colors import GREEN, INK, ORANGE, PAPER, RED
+from workbench.notebook.draw.colors import GREEN, GREY, INK, ORANGE, PAPER, RED
 from workbench.notebook.draw.picture import Picture, finish, panels, shortened
 from workbench.tools.compatibility import results_dir
 from workbench.torch_api.distributed.flight_recorder import Launch
@@ -19,22 +19,29 @@ from workbench.world.diagnosis import RankError
 WIDE, HIGH = 0.92, 0.7
 NEVER: dict[str, Any] = {"facecolor": PAPER, "edgecolor": RED, "linewidth": 2.2}
 NOT_YET = NEVER | {"linestyle": "--", "linewidth": 1.6}
+LATER: dict[str, Any] = {"facecolor": PAPER, "edgecolor": GREY, "linestyle": ":"}
 
 
-def lanes(error: RankError, last: int = 6) -> Picture:
+def lanes(error: RankError, order: Mapping[int, Sequence[str]] | None = None, *, last: int = 6) -> Picture:
     """The last collectives of each rank, in the order in which the rank launched them.
 
     Green: the rank has left it. Orange: the rank waits in it. A frame: other ranks wait in it for this rank, which
-    has not launched it; dashed where the rank waits itself, solid where it has ended. On the right: what the rank did
-    in the end. A rank that could not tell what it launched has an empty lane.
+    has not launched it; dashed where the rank waits itself, solid where it has ended. Frames stand after the boxes,
+    wherever their launches belong. On the right: what the rank did in the end. A rank that could not tell what it
+    launched has an empty lane.
+
+    order: the axes over which each rank all-reduces. The lane of a rank that waits then goes on in this order.
     """
     ranks = sorted({*error.launches, *(failure.rank for failure in error.failures)})
     told = {rank: tuple(error.launches.get(rank, ()))[-last:] for rank in ranks}
+    ends = {rank: _end(error, rank) for rank in ranks}
     missing = awaited(error.launches)
+    ahead = {rank: _ahead(order[rank][len(error.launches.get(rank, ())):] if order and ends[rank] == "waits" else (),
+                          missing.get(rank, ())) for rank in ranks}
     several = len({launch.group for own in told.values() for launch in own}) > 1
     drawn = [launch for own in (*told.values(), *missing.values()) for launch in own]
     lined = len({launch.stack[0][1] for launch in drawn if launch.stack}) > 1
-    columns = max([1, *(len(own) + len(missing.get(rank, ())) for rank, own in told.items())])
+    columns = max([1, *(len(told[rank]) + len(ahead[rank]) for rank in ranks)])
     figure, (axes,) = panels(9.6, 0.9 + (0.72 if several else 0.55) * len(ranks))
     lines = []
     for row, rank in enumerate(ranks):
@@ -42,22 +49,28 @@ def lanes(error: RankError, last: int = 6) -> Picture:
         for launch in told[rank]:
             _box(axes, len(said), row, _label(launch, several, lined), {"facecolor": GREEN if launch.done else ORANGE})
             said.append(("" if launch.done else "waits in ") + _label(launch, several, lined, ", "))
-        end = _end(error, rank)
-        for launch in missing.get(rank, ()):
-            _box(axes, len(said), row, _label(launch, several, lined), NOT_YET if end == "waits" else NEVER)
-            how = "did not reach" if end == "waits" else "ended without"
-            said.append(f"{how} {_label(launch, several, lined, ', ')}")
+        end = ends[rank]
+        how, frame = ("did not reach", NOT_YET) if end == "waits" else ("ended without", NEVER)
+        for next_one in ahead[rank]:
+            if isinstance(next_one, str):
+                _box(axes, len(said), row, f"all_reduce\nover {next_one}", LATER)
+                said.append(f"later all_reduce over {next_one}")
+            else:
+                _box(axes, len(said), row, _label(next_one, several, lined), frame)
+                said.append(f"{how} {_label(next_one, several, lined, ', ')}")
         axes.text(columns + 0.1, row + HIGH / 2, end, va="center", fontsize=9, color=INK)
         lines.append(f"rank {rank}: {'; '.join(said + [end] * (end != 'waits' or not said))}")
     axes.set(xlim=(0, columns + 1.5), ylim=(len(ranks), -0.1), xticks=[])
     axes.set_yticks([row + HIGH / 2 for row in range(len(ranks))], [f"rank {rank}" for rank in ranks], fontsize=9.5)
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
+    later = any(isinstance(each, str) for own in ahead.values() for each in own)
     axes.legend(handles=[Patch(facecolor=GREEN, label="has left it"), Patch(facecolor=ORANGE, label="waits in it"),
                          Patch(**NOT_YET, label="not reached yet; others wait there"),
-                         Patch(**NEVER, label="ended without it; others wait there")],
-                frameon=False, fontsize=8.5, ncols=4, loc="lower left", bbox_to_anchor=(0, 1))
-    return finish(figure, "A lane for each rank, with its collectives in order. " + "; ".join(lines) + ".",
+                         Patch(**NEVER, label="ended without it; others wait there"),
+                         *([Patch(**LATER, label="later")] if later else [])],
+                frameon=False, fontsize=8.5, ncols=5, loc="lower left", bbox_to_anchor=(0, 1))
+    return finish(figure, "A lane for each rank: what it launched, in order. " + "; ".join(lines) + ".",
                   "\n".join(["where each rank stands", *lines]), colors=256)
 
 
@@ -90,6 +103,14 @@ def awaited(launches: Mapping[int, Sequence[Launch]]) -> dict[int, list[Launch]]
                 if rank in reached and key not in reached[rank]:
                     found.setdefault(rank, {})[key] = launch
     return {rank: list(each.values()) for rank, each in found.items()}
+
+
+def _ahead(axes: Sequence[str], missing: Sequence[Launch]) -> list[Launch | str]:
+    """What a rank has yet to launch over these axes: where others wait for it the launch, else the axis."""
+    found: list[Launch | str] = []
+    for axis in axes:
+        found.append(next((each for each in missing if each.axis == axis and each not in found), axis))
+    return [*found, *(each for each in missing if each not in found)]
 
 
 def _label(launch: Launch, several: bool, lined: bool, between: str = "\n") -> str:

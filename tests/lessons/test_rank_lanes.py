@@ -41,3 +41,13 @@ def test_stacks_alone_tell_who_waits_and_who_returned():
     assert waits(failed(launches, r0="waits", r2="waits")).splitlines() == [
         "rank 0 waits in all_reduce over tp {0, 1}",
         "rank 2 waits in all_reduce over dp {0, 2}", "ranks 1 have returned"]
+
+
+def test_a_lane_goes_on_in_the_given_order():
+    launches = {0: [launch(1, of=TP, done=False)], 1: [launch(1, of=("5", "dp", (1, 2)), done=False)], 2: []}
+    error = failed(launches, r0="waits", r1="waits", r2="ValueError: bad")
+    ordered = lanes(error, {0: ["tp", "dp"], 1: ["dp", "dp", "tp"], 2: ["dp"]}).text.splitlines()[1:]
+    assert ordered == [
+        "rank 0: waits in all_reduce over tp {0, 1}; later all_reduce over dp",
+        "rank 1: waits in all_reduce over dp {1, 2}; later all_reduce over dp; did not reach all_reduce over tp {0, 1}",
+        "rank 2: ended without all_reduce over dp {1, 2}; ValueError: bad"]
