@@ -8,6 +8,8 @@ from playwright.sync_api import ElementHandle, Page
 from test_pages_without_kernel import STATE, executed, nbconvert
 from unpacked import unpacked
 
+from workbench_lessons.l18_fill_the_bubble.schedule_board import ScheduleBoard
+
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(400)]
 CELLS = (
     "from workbench import RankError, author_module, capture, fake_world, load_recipe, ranks, show, what_if\n"
@@ -15,6 +17,7 @@ CELLS = (
     "from workbench_lessons.l00_tour.pass_chips import PassChips\n"
     "from workbench_lessons.l01_author_with_dtensor.placement_lab import PlacementLab\n"
     "from workbench_lessons.l10_run_on_real_ranks.program_counters import ProgramCounters\n"
+    "from workbench_lessons.l18_fill_the_bubble.schedule_board import ScheduleBoard\n"
     "from all_reduces import all_reduces\n"
     "from lessons.test_partitioner import GatedMLP, NAMES",
     'recipe = load_recipe("tour").override({"model.n_layers": 1, "mesh.tp": 1, "joint_passes": [\n'
@@ -27,7 +30,7 @@ CELLS = (
     "import torch\nwith fake_world(1) as world:\n"
     "    joint = capture(author_module(GatedMLP(), world, None, batch=lambda: (torch.empty(8, 32),)))\n"
     "show(Partitioner(joint, NAMES))",
-    "show(PlacementLab())",
+    "show(PlacementLab())\nshow(ScheduleBoard())",
     'with ranks(4, backend="gloo", timeout=5, echo="none") as four:\n'
     "    def record(order):\n"
     "        try:\n"
@@ -64,7 +67,7 @@ def views(notebook: Path, page: Page) -> dict[str, ElementHandle]:
     page.on("pageerror", lambda error: errors.append(str(error)))
     page.context.set_offline(True)
     page.goto(html.as_uri(), wait_until="domcontentloaded")
-    page.wait_for_function("document.querySelectorAll('.wb[data-ready]').length === 7")
+    page.wait_for_function("document.querySelectorAll('.wb[data-ready]').length === 8")
     assert errors == []
     found = page.query_selector_all(".wb[data-ready]")
     return {each.get_attribute("data-view") or "": each for each in found}
@@ -172,3 +175,46 @@ def test_program_counters(views, data, looked_at) -> None:  # type: ignore[no-un
         on(view, click, "Enter")
     assert view.get_attribute("data-waits") == "" and view.inner_text().count("returned") >= 4
     looked_at("counters_returned")
+
+
+def test_schedule(views, page, looked_at) -> None:  # type: ignore[no-untyped-def]
+    view, board = views["schedule"], ScheduleBoard()
+
+    def drag(key: str, onto: str) -> None:
+        places = []
+        for each in (key, onto):
+            view.query_selector(f"[data-key='{each}']").scroll_into_view_if_needed()
+            box = view.query_selector(f"[data-key='{each}']").bounding_box()
+            places.append((box["x"] + box["width"] * 0.6, box["y"] + box["height"] / 2))
+        page.mouse.move(*places[0])
+        page.mouse.down()
+        page.mouse.move(*places[1], steps=5)
+        page.mouse.up()
+
+    def agrees(*rows: str) -> None:
+        board.order = [*board.given[:4 - len(rows)], *rows]
+        figures = {"bubble": f"{board.figures['bubble %']:.1f}", "units": str(board.figures["units"])}
+        assert {name: view.get_attribute(f"data-{name}") for name in figures} == figures
+
+    agrees()
+    looked_at("schedule")
+    drag("3 W0", "3 W3")
+    agrees("F0 I0 F1 I1 W1 F2 I2 W2 F3 I3 W3 W0")
+    on(view, "3 W3", "ArrowRight")
+    drag("2 F2", "2 F1")
+    agrees("F0 F1 F2 I0 W0 I1 W1 F3 I2 W2 I3 W3", "F0 I0 F1 I1 W1 F2 I2 W2 F3 I3 W0 W3")
+    drag("2 F2", "2 W3")
+    assert "wall: on rank 2, I2 and F2 are of one microbatch" in view.inner_text()
+    drag("3 F0", "3 F1")  # behind its own I0 it cannot be
+    on(view, "2 F0", "Escape")
+    agrees()
+    drag("0 F1", "0 I1")
+    assert view.get_attribute("data-stuck") == "" and view.get_attribute("data-bubble") != "33.3"
+    drag("0 F3", "0 I2")
+    drag("1 F3", "1 F0")
+    drag("2 F3", "2 F0")
+    drag("3 F3", "3 F0")
+    assert view.get_attribute("data-stuck") == "0 1 2 3" and "wait for each other" in view.inner_text()
+    looked_at("schedule_stuck")
+    view.evaluate_handle("view => view.parentElement.parentElement.querySelectorAll('button')[1]").click()
+    assert view.get_attribute("data-bubble") == f"{board.measure(board.whole)['bubble %']:.1f}"

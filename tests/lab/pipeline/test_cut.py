@@ -12,7 +12,9 @@ from workbench.graph.read.collectives import list_collectives
 from workbench.graph.read.nodes import is_backward
 from workbench.graph.read.timeline import costs_of
 from workbench.lab.pipeline.cut import cut_into_stages
+from workbench.lab.pipeline.estimate import estimate
 from workbench.lab.pipeline.phases import StageRun
+from workbench.lab.pipeline.plan import plan
 from workbench.lab.pipeline.transform import second_half
 from workbench.torch_api.module_paths import module_path
 
@@ -164,3 +166,11 @@ def test_split_backward_moves_what_no_sent_gradient_needs_and_says_how_much(join
         run = StageRun(stage, joint.authored.module, True)
         assert set(run.backwards[1].gives) <= {n.name for n in second}
         assert not any(is_backward(n) and n.name in run.sent for n in second)
+
+
+def test_the_weights_that_a_late_half_reads_are_held_once_and_not_for_each_microbatch():
+    cut = cut_into_stages(capture(author(small(4, **{"precision.param": "bfloat16"}), ALONE)), 2)
+    orders = ["0F0 0B0", "1F0 1B0"], ["0F0 0I0 0W0", "1F0 1I0 1W0"]
+    whole, halves = (estimate(cut, plan(order, 2, 2, 1)).live[0] for order in orders)
+    layers = [p for name, p in cut.of.authored.module.named_parameters() if name.startswith(("layers.0", "layers.1"))]
+    assert 0 <= halves - whole < sum(2 * p.numel() for p in layers)

@@ -77,3 +77,23 @@ def test_numbers_that_do_not_fit_are_told(numbers, told):
     with pytest.raises(WorkbenchError) as error:
         plan(*numbers)
     assert str(error.value).startswith(told)
+
+
+def test_each_rank_s_order_is_a_schedule():
+    orders = ["0F0 0F1 0I0 0F2 0I1 0W0 0I2 0W1 0W2", "1F0 1I0 1F1 1I1 1F2 1I2 1W0 1W1 1W2"]
+    made = plan(orders, 2, 2, 3)
+    made.check()
+    computed = [[a for a in rank if len(a.kind) == 1] for rank in made.ranks]
+    assert [" ".join(f"{a.stage}{a.kind}{a.microbatch}" for a in row) for row in computed] == orders
+    assert made.split and len(made.spans()[0]) == 18
+
+
+@pytest.mark.parametrize(("orders", "told"), [
+    (["0F0 0B0 0F1 0B1", "1F0 1F1 1B0 1B1"], "Malformed compute schedule, can't schedule sends/recvs"),
+    (["0F0 0B0 0F1", "1F0 1B0 1F1 1B1"], "Invalid backward microbatches for stage 0"),
+    (["0F0 0B0 0F1 0Q1", "1F0 1B0 1F1 1B1"], "Invalid action string: 0Q1"),
+])
+def test_an_order_that_cannot_be_is_told(orders, told):
+    with pytest.raises(WorkbenchError) as error:
+        plan(orders, 2, 2, 2)
+    assert str(error.value).startswith(f"{orders}, 2 microbatches: {told}")

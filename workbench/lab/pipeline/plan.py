@@ -11,7 +11,7 @@ from torch.distributed.pipelining import ScheduleGPipe
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
 
 from workbench.errors import WorkbenchError
-from workbench.lab.pipeline.torch_api import with_transfers
+from workbench.lab.pipeline.torch_api import in_order
 
 
 class Action(NamedTuple):
@@ -34,21 +34,24 @@ class Action(NamedTuple):
         return f"stage {self.stage} {way} the {what} of microbatch {self.microbatch}"
 
 
+Schedule = str | type | list[str]
+"""torch's schedule by name, a class, or each rank's computations in order, as "0F0 0F1 0I0 0W0"."""
 Span = tuple[int, Action, float, float]
 """A rank's computation, and its begin and end in milliseconds."""
 
 
-def schedule_of(schedule: str | type, stages: Sequence[Any], microbatches: int) -> Any:
+def schedule_of(schedule: Schedule, stages: Sequence[Any], microbatches: int) -> Any:
     """The schedule of one rank's stages, the last of which gives losses. WorkbenchError where torch refuses."""
     try:
-        kind: Any = schedule if isinstance(schedule, type) else get_schedule_class(schedule)
+        kind: Any = in_order(schedule) if isinstance(schedule, list) else schedule
+        kind = get_schedule_class(kind) if isinstance(kind, str) else kind
         of = stages if issubclass(kind, PipelineScheduleMulti) else stages[0]
         return kind(of, microbatches, loss_fn=lambda loss, target: loss)
-    except (ValueError, AssertionError) as error:
+    except (ValueError, AssertionError, RuntimeError) as error:
         raise WorkbenchError(f"{schedule}, {microbatches} microbatches: {error}") from None
 
 
-def plan(schedule: str | type, ranks: int, stages: int, microbatches: int) -> Plan:
+def plan(schedule: Schedule, ranks: int, stages: int, microbatches: int) -> Plan:
     """What a schedule has all ranks do: torch's table, or what its code of GPipe and 1F1B does. Nothing is launched."""
     stage = SimpleNamespace(
         stage_index=0, num_stages=stages, group_rank=0, group_size=ranks, submod=None
@@ -60,7 +63,8 @@ def plan(schedule: str | type, ranks: int, stages: int, microbatches: int) -> Pl
         raise WorkbenchError(f"{schedule} cannot deal out {stages} stages to {ranks} ranks")
     if table is None:  # torch's table of 1F1B counts the last rank's microbatches from 1 (2.13)
         ahead = ranks + microbatches if isinstance(runner, ScheduleGPipe) else ranks
-        table = with_transfers([_one_stage(microbatches, ahead - rank) for rank in range(ranks)])
+        orders = [_one_stage(rank, microbatches, ahead - rank) for rank in range(ranks)]
+        return plan(orders, ranks, stages, microbatches)
     rows = []
     for rank in range(ranks):
         flat = [part for action in table[rank] for part in action.sub_actions or (action,)]
@@ -69,12 +73,12 @@ def plan(schedule: str | type, ranks: int, stages: int, microbatches: int) -> Pl
     return Plan(rows, stages, microbatches)
 
 
-def _one_stage(count: int, ahead: int) -> list[tuple[str, int]]:
+def _one_stage(rank: int, count: int, ahead: int) -> str:
     """`ahead` forwards, and then a backward and a forward in turn, as torch's code runs them."""
     order = [("F", i) for i in range(ahead)]
     for i in range(count):
         order += [("B", i), ("F", ahead + i)]
-    return [row for row in order if row[1] < count]
+    return " ".join(f"{rank}{kind}{i}" for kind, i in order if i < count)
 
 
 @dataclass
@@ -140,7 +144,8 @@ class Plan:
         for (rank, peer), action in heads.items():
             if action.other not in self.ranks[peer]:
                 return f"on rank {rank} {action}, and nothing on rank {peer} answers it"
-        for (rank, peer), action in heads.items():
+        mutual = {pair: action for pair, action in heads.items() if pair[::-1] in heads}
+        for (rank, peer), action in (mutual or heads).items():
             theirs = heads.get((peer, rank), action)
             how = "both send first" if action.kind[0] == theirs.kind[0] == "S" else "wait"
             return f"ranks {rank} and {peer} {how}: {action}, and {theirs}"

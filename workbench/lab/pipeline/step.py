@@ -17,7 +17,7 @@ from workbench.graph.capture import title
 from workbench.graph.lower import Step
 from workbench.lab.pipeline.cut import PipelineCut
 from workbench.lab.pipeline.phases import StageRun
-from workbench.lab.pipeline.plan import Plan, plan, schedule_of
+from workbench.lab.pipeline.plan import Plan, Schedule, plan, schedule_of
 from workbench.pipeline.run_passes import run_partitioned
 from workbench.torch_api.tree import tree_leaves
 from workbench.world.mesh import all_gather_object
@@ -71,16 +71,17 @@ class GraphStage(PipelineStage):
 class PipelineStep(Step):
     """One training step of all microbatches, on this rank's stages. Every rank calls it with the whole batch.
 
-    schedule: torch's, by name or a class. count: microbatches. passes: of the partitioned stage, by name. group: the
-    ranks of the pipeline, by default all. Calling it runs forwards and backwards: it returns the mean loss, on every
-    rank, and adds to the gradients of `trained`, this rank's parameters by name. `backward()` of that loss, which a
-    training loop calls, does nothing more. Raises WorkbenchError, before anything is launched, where ranks would hang.
+    schedule: torch's, by name or a class, or each rank's order. count: microbatches. passes: of the partitioned
+    stage, by name. group: the ranks of the pipeline, by default all. Calling it runs forwards and backwards: it returns
+    the mean loss, on every rank, and adds to the gradients of `trained`, this rank's parameters by name. `backward()`
+    of that loss, which a training loop calls, does nothing more. Raises WorkbenchError, before anything is launched,
+    where ranks would hang.
     """
 
     def __init__(
         self,
         cut: PipelineCut,
-        schedule: str | type,
+        schedule: Schedule,
         count: int,
         *,
         passes: Sequence[Any] = (),

@@ -1,4 +1,4 @@
-"""Parts of a graph, descriptors of what passes between stages, and sends and receives in torch's tables."""
+"""Parts of a graph, descriptors of what passes between stages, and schedules in an order of one's own."""
 
 from __future__ import annotations
 
@@ -77,8 +77,13 @@ def is_sent_gradient(desc: Any) -> bool:
     return isinstance(desc, GradAOTOutput) and isinstance(desc.grad_of, PlainAOTInput)
 
 
-def with_transfers(orders: Sequence[Sequence[tuple[str, int]]]) -> dict[int, list[Any]]:
-    """torch's table of (kind, microbatch) in order, for one stage a rank, with its sends and receives."""
-    read = schedules._Action.from_str
-    table = {r: [read(f"{r}{kind}{i}") for kind, i in row] for r, row in enumerate(orders)}
-    return schedules._add_send_recv(table, lambda stage: stage, len(orders))
+def in_order(orders: Sequence[str]) -> type:
+    """A schedule that runs each rank's computations in this order, in torch's notation: "0F0 0F1 0I0 0W0"."""
+
+    class InOrder(schedules._PipelineScheduleRuntime):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            rows = [list(map(schedules._Action.from_str, row.split())) for row in orders]
+            self._prepare_schedule_with_comms(dict(enumerate(rows)))
+
+    return InOrder

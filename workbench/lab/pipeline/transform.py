@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Any
 
 from torch.fx import GraphModule, Node
@@ -26,9 +27,10 @@ def second_half(gm: GraphModule) -> list[Node]:
     return [n for n in gm.graph.nodes if n.op == "call_function" and n not in first]
 
 
-def held_bytes(second: list[Node]) -> int:
-    """Bytes that only the second half frees: of its inputs, but for parameters."""
+def held_bytes(second: list[Node], shared: Container[str] = ()) -> int:
+    """Bytes that only the second half frees: of its inputs, but for parameters and what all microbatches share."""
     read = {n for node in second for n in node.all_input_nodes}.difference(second)
+    read = {n for n in read if n.name not in shared}
     kept = [n for n in read if n.op != "placeholder" or freed_by_graph(n, True)]
     return sum(own_bytes(n) for n in kept if not aliased_inputs(n))
 

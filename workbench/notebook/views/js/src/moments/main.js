@@ -7,9 +7,9 @@ import { counters } from "./counters.js";
 import { order } from "./order.js";
 import { partitioner } from "./partitioner.js";
 import { placement } from "./placement.js";
-import { race } from "./race.js";
+import { schedule } from "./schedule.js";
 
-const VIEWS = { chips, counters, memory, order, partitioner, placement, race, timeline };
+const VIEWS = { chips, counters, memory, order, partitioner, placement, schedule, timeline };
 
 async function unpack(text) {
   const packed = Uint8Array.from(atob(text), (char) => char.charCodeAt(0));

@@ -10,7 +10,7 @@ export function svg(tag, attributes = {}, ...children) {
 }
 
 export const INK = "var(--jp-ui-font-color1, #222)", FAINT = "var(--jp-ui-font-color2, #666)";
-export const FILL = "var(--jp-layout-color2, #f1f3f5)", RED = "#d55e00", BLUE = "#0072b2", GREEN = "#009e73";
+export const FILL = "var(--jp-layout-color2, #f1f3f5)", RED = "#d55e00", GREEN = "#009e73";
 export const SKY = "#56b4e9", PINK = "#cc79a7";
 
 export const text = (x, y, said, more = {}) => svg("text", { x, y, "font-size": 12, fill: INK, ...more }, said);

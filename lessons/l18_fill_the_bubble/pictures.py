@@ -1,0 +1,84 @@
+"""What schedules hold on each rank, where two ranks' transfers do not match, and steps that were measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from workbench.lab.pipeline.estimate import Estimate
+from workbench.lab.pipeline.plan import Action, Plan
+from workbench.notebook.draw.colors import BLUE, GREY, LILAC, PINK
+from workbench.notebook.draw.picture import Picture, Table, finish, panels, table
+from workbench.tools.compatibility import results_dir
+from workbench_lessons.course.recorded_figures import json_lines
+
+WRONG = "#f5c7a9"
+VARIANTS = {
+    "workbench_1f1b": "1F1B, these graphs", "torch_1f1b": "1F1B, torch on plain modules",
+    "workbench_zero_bubble": "zero bubble (ZBV), these graphs", "torch_zero_bubble": "zero bubble (ZBV), torch",
+    "uncut_eager": "the uncut model, on one rank",
+}
+"""Of benchmarks/pipeline.py."""
+
+
+def held(step: Estimate) -> list[int]:
+    """The most bytes that each rank holds for microbatches; of several stages on a rank, the sum of each one's most."""
+    rank_of = step.plan.rank_of
+    return [sum(size for stage, size in enumerate(step.live) if rank_of[stage] == rank)
+            for rank in range(len(step.plan.ranks))]
+
+
+def schedules(steps: Mapping[str, Estimate]) -> Table:
+    """Bubble, milliseconds, and bytes of the fullest rank."""
+    rows = [(name, f"{100 * step.bubble:.1f} %", f"{step.total_ms:.2f}", f"{max(held(step)) / 2**20:,.0f} MiB")
+            for name, step in steps.items()]
+    return table("one step, estimated", ("schedule", "bubble", "ms", "held by the fullest rank, at most"), rows)
+
+
+def memory(steps: Mapping[str, Estimate]) -> Picture:
+    """For each rank a bar of each schedule: the most bytes that it holds for microbatches."""
+    sizes = {name: [size / 2**20 for size in held(step)] for name, step in steps.items()}
+    count = len(next(iter(sizes.values())))
+    figure, (axes,) = panels(9.6, 0.9 + 0.18 * count * (1 + len(sizes)))
+    for at, (name, row) in enumerate(sizes.items()):
+        places = [rank + (at - (len(sizes) - 1) / 2) * 0.8 / len(sizes) for rank in range(count)]
+        axes.barh(places, row, 0.76 / len(sizes), color=(GREY, BLUE, LILAC, PINK)[at], label=name)
+    axes.set_yticks(range(count), [f"rank {rank}" for rank in range(count)])
+    axes.set(ylim=(count - 0.5, -0.5), xlabel="MiB held for microbatches, at most")
+    figure.legend(loc="outside upper right", ncols=4, frameon=False)
+    text = "\n".join(f"{name}: " + ", ".join(f"{size:,.0f}" for size in row) + " MiB" for name, row in sizes.items())
+    return finish(figure, "Bars of the bytes that each rank holds. " + text.replace("\n", "; ") + ".", text, colors=48)
+
+
+def transfers(plan: Plan, one: int, other: int) -> Table:
+    """What two ranks launch to each other, in order, up to the first place where they do not match."""
+    sides = [[action for action in plan.ranks[rank] if _to(plan, action, peer)]
+             for rank, peer in ((one, other), (other, one))]
+    rows = list(zip(*sides, strict=False))
+    wrong = next((at for at, (left, right) in enumerate(rows) if left.other != right), len(rows) - 1)
+    cells = tuple((at + 1, *map(_said, rows[at])) for at in range(wrong + 1))
+    fills = {} if rows[wrong][0].other == rows[wrong][1] else {(wrong, 1): WRONG, (wrong, 2): WRONG}
+    return Table("transfers between two ranks, in order", ("", f"rank {one}", f"rank {other}"), cells, fills)
+
+
+def _to(plan: Plan, action: Action, peer: int) -> bool:
+    return len(action.kind) > 1 and plan.rank_of[action.other.stage] == peer
+
+
+def _said(action: Action) -> str:
+    return str(action).partition(" ")[2].partition(" ")[2]
+
+
+def measured() -> Table:
+    """Steps of a small llama3 on the CPU ranks of one machine, as benchmarks/pipeline.py recorded them."""
+    rows = json_lines(results_dir() / "pipeline_16_cores.jsonl")
+    cells = []
+    for variant, name in VARIANTS.items():
+        mine = [row for row in rows if row["variant"] == variant]
+        failed = [row["error"] for row in mine if "error" in row]
+        steps = ", ".join(f"{row['step_ms']:.0f}" for row in mine if "step_ms" in row) or f"none: {failed[0]}"
+        cells.append((name, steps, ", ".join(f"{100 * row['bubble']:.1f} %" for row in mine if "bubble" in row)))
+    first = rows[0]
+    title, columns = "a llama3 of 8 layers on 4 CPU ranks, 8 microbatches", ("", "a step in each round, ms", "bubble")
+    machine = f"{first['machine']['cores']} cores, {first['threads']} threads a rank"
+    return table(title, columns, cells, f"of an ideal 1F1B {100 * first['ideal_1f1b']:.1f} %; {machine}, "
+                 f"torch {first['versions']['torch'].partition('+')[0]}")

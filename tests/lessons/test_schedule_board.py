@@ -1,0 +1,175 @@
+"""The board of a pipeline's schedule: figures are the plan's in Python and in the page, walls, and ranks that hang."""
+
+import json
+import os
+import random
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from unpacked import unpacked
+
+from workbench import WorkbenchError
+from workbench.lab.pipeline.plan import plan
+from workbench_lessons.course.grading import grade
+from workbench_lessons.l18_fill_the_bubble import solution
+from workbench_lessons.l18_fill_the_bubble.pictures import measured, transfers
+from workbench_lessons.l18_fill_the_bubble.schedule_board import (
+    ScheduleBoard,
+    at_need,
+    halved,
+    order_of,
+    plan_of,
+    received_at_need,
+    rows_of,
+)
+
+SOURCES = Path(__file__).parents[2] / "workbench/notebook/views/js/src/moments"
+STUCK = ["F0 I0 W0 F1 I1 W1", "F0 F1 I0 W0 I1 W1"]
+BOARD = "workbench_lessons.l18_fill_the_bubble.schedule_board"
+
+
+def node(code: str, values: object) -> list[list[object]]:
+    """What a program of JavaScript answers, which finds the board's functions and `given`."""
+    if shutil.which("node") is None and "CI" not in os.environ:
+        pytest.skip("no node on this machine: apt-get install nodejs")
+    program = (f'import {{ simulate, moved }} from "{SOURCES / "schedule.js"}"; import {{ readFileSync }} from "fs";'
+               f"const given = JSON.parse(readFileSync(0)); console.log(JSON.stringify({code}))")
+    done = subprocess.run(["node", "--input-type=module", "-e", program], input=json.dumps(values), text=True,
+                          capture_output=True, timeout=60)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout)
+
+
+def shuffled(board: ScheduleBoard, seed: int) -> list[str]:
+    """The order at first after some swaps of two neighbours that are not of one microbatch."""
+    draw, rows = random.Random(seed), [row.split() for row in board.given]
+    for _ in range(draw.choice([3, 12, 40])):
+        row = draw.choice(rows)
+        at = draw.randrange(len(row) - 1)
+        if row[at][1:] != row[at + 1][1:]:
+            row[at:at + 2] = reversed(row[at:at + 2])
+    return [" ".join(row) for row in rows]
+
+
+def test_the_page_and_the_plan_agree_on_random_orders():
+    board = ScheduleBoard()
+    orders = [board.whole, *(shuffled(board, seed) for seed in range(60))]
+    code = """given.orders.map((order) => {
+        const run = simulate(given.data, order);
+        return [100 * run.bubble, run.total, Math.max(...run.alive), Object.keys(run.waits).length];
+    })"""
+    data = unpacked(board.data)
+    rows = node(code, {"data": data, "orders": orders})
+    hang = [bool(board.problem(order)) for order in orders]
+    assert 5 < sum(hang) < 55
+    for order, hangs, (bubble, step, most, waiting) in zip(orders, hang, rows, strict=True):
+        assert bool(waiting) == hangs
+        if not hangs:
+            figures = board.measure(order)
+            assert (figures["units"], figures["microbatches alive"]) == (step, most)
+            assert figures["bubble %"] == pytest.approx(bubble, abs=0.051)
+    data["kinds"]["W"][2] = 2  # a seeded fault
+    ((wrong, *_), _) = node(code, {"data": data, "orders": [board.given, board.given]})
+    assert wrong != pytest.approx(board.measure(board.given)["bubble %"], abs=0.051)
+
+
+@pytest.mark.parametrize(("ranks", "count"), [(2, 4), (4, 4), (4, 8)])
+def test_an_order_has_the_spans_that_torch_s_runtime_gives_it(ranks, count):
+    for name in ("1F1B", "GPipe", "InterleavedZeroBubble"):
+        board = ScheduleBoard(ranks, count, order_of(plan(name, ranks, ranks, count)))
+        theirs = plan(board.schedule, ranks, ranks, count)
+        board.plan.check()
+        named = plan(name, ranks, ranks, count)
+        assert sorted(board.plan.spans()[0]) == sorted(theirs.spans()[0]) == sorted(named.spans()[0])
+        assert [sorted(row) for row in board.plan.ranks] == [sorted(row) for row in theirs.ranks]
+
+
+def test_what_a_computation_needs_and_gives():
+    (forward, whole), *_ = [row[:2] for row in plan_of(["F0 B0", "F0 B0", "F0 B0"]).ranks]
+    assert [str(part) for part in at_need(forward, 2) if len(part.kind) > 1] == [
+        "stage 0 sends the activation of microbatch 0"]
+    middle = [part.kind for action in ("F", "B", "W") for part in at_need(whole._replace(kind=action, stage=1), 2)]
+    assert middle == ["RECV_F", "F", "SEND_F", "RECV_B", "B", "SEND_B", "W"]
+
+
+def test_a_move_stops_at_the_wall_of_its_own_microbatch():
+    order = ["F0 F1 I0 W0 I1 W1", "F0 I0 W0 F1 I1 W1"]
+    code = """given.moves.map(([rank, at, to]) => {
+        const { order, wall } = moved(given.order, rank, at, to);
+        return [order[rank], wall];
+    })"""
+    moves = [[0, 2, 0], [0, 2, 5], [0, 3, 5], [1, 3, 0], [1, 3, 5], [0, 0, 0]]
+    assert node(code, {"order": order, "moves": moves}) == [
+        ["F0 I0 F1 W0 I1 W1", "F0"], ["F0 F1 I0 W0 I1 W1", "W0"], ["F0 F1 I0 I1 W1 W0", ""],
+        ["F1 F0 I0 W0 I1 W1", ""], ["F0 I0 W0 F1 I1 W1", "I1"], ["F0 F1 I0 W0 I1 W1", ""]]
+
+
+def test_ranks_that_wait_for_each_other_are_named_and_not_graded():
+    board = ScheduleBoard(2, 2)
+    board.order = STUCK
+    assert board.message == ("this order would hang: ranks 0 and 1 wait: stage 0 receives the gradient of microbatch "
+                             "0, and stage 1 receives the activation of microbatch 1")
+    with pytest.raises(WorkbenchError, match="would hang"):
+        board.result()
+    with pytest.raises(WorkbenchError, match="would hang"):
+        plan_of(STUCK).check()
+    code = "[Object.entries(simulate(given.data, given.order).waits)]"
+    waits = node(code, {"data": unpacked(board.data), "order": STUCK})
+    assert waits == [[["0", [1, "gradient", "0"]], ["1", [0, "activation", "1"]]]]
+    assert grade(f"{BOARD}:beats", board, {"board": board, "at_most": {"bubble %": 50}})[:2] == (0.0, board.message)
+    assert "bubble" not in board.picture().text
+    # rank 0 waits as well, for rank 1: those who wait for each other are named
+    three = ScheduleBoard(3, 3)
+    three.order = ["F0 F1 F2 B0 B1 B2", "F0 B0 F1 B1 F2 B2", "F0 F1 B0 B1 F2 B2"]
+    assert three.message.startswith("this order would hang: ranks 1 and 2 wait: stage 1 receives the gradient of ")
+    board.order = board.given
+    assert board.message == "" and board.result()["units"] > 0
+
+
+@pytest.mark.parametrize(("order", "told"), [
+    (["F0 B0 F1 B1"], "1 lanes for 2 ranks: give one for each"),
+    (["F0 B0 F1 B1", "F0 B0 B1 F1"], "rank 1 runs B1 F1 of microbatch 1: it needs F1 B1, or F1 I1 W1, in this order"),
+    (["F0 F1 I0 I1 W1", "F0 B0 F1 B1"], "rank 0 runs F0 I0 of microbatch 0: it needs F0 B0"),
+    (["F0 B0", "F0 B0 F1 B1"], "rank 0 runs nothing of microbatch 1"),
+    (["F0 B0 F1 B1 F2 B2", "F0 B0 F1 B1"], "rank 0 runs F2, which is of no microbatch from 0 to 1"),
+    (["F0 B0 F1 B1 x", "F0 B0 F1 B1"], "rank 0 runs x, which is of no microbatch"),
+])
+def test_an_order_that_is_none_is_told(order, told):
+    assert ScheduleBoard(2, 2).problem(order).startswith(told)
+    assert ScheduleBoard(2, 2, order).message.startswith(told)
+
+
+def test_whole_backwards_have_the_bubble_of_the_formula_and_the_solutions_less():
+    board = ScheduleBoard()
+    assert board.measure(board.whole)["bubble %"] == round(300 / 7, 1)
+    assert board.measure(board.given)["bubble %"] == round(100 / 3, 1)
+    best = board.measure(solution.by_hand())
+    assert best == {"bubble %": 20.0, "units": 15, "microbatches alive": 4}
+    assert halved(["F0 B0 F12 B12"]) == ["F0 I0 W0 F12 I12 W12"]
+    wide = ScheduleBoard(8, 63)
+    assert wide.measure(wide.whole)["bubble %"] == 100 / solution.microbatches() * 6.3 == 10.0
+    for ranks, count in ((4, 8), (4, 16), (8, 8)):
+        torch_s = order_of(plan("InterleavedZeroBubble", ranks, ranks, count))
+        mine = rows_of(solution.rule(), ranks, count)
+        measure = ScheduleBoard(ranks, count).measure
+        assert measure(mine) == measure(torch_s) and measure(mine)["microbatches alive"] <= ranks
+
+
+def test_receives_at_need_hang_where_those_of_the_senders_do_not():
+    whole = ScheduleBoard().whole
+    with pytest.raises(WorkbenchError) as error:
+        received_at_need(whole).check()
+    assert str(error.value) == ("this schedule would hang: ranks 2 and 3 both send first: stage 2 sends the activation "
+                                "of microbatch 1, and stage 3 sends the gradient of microbatch 0")
+    plan_of(whole).check()
+    wrong, right = transfers(received_at_need(whole), 2, 3), transfers(plan_of(whole), 2, 3)
+    assert len(wrong.rows) < len(right.rows) and wrong.fills and not right.fills
+
+
+def test_the_recorded_steps_have_the_unfavourable_rows():
+    rows = {row[0]: row[1:] for row in measured().rows}
+    assert rows["1F1B, these graphs"] == ("951, 813", "35.1 %, 32.5 %")
+    assert rows["1F1B, torch on plain modules"] == ("913, 913", "36.6 %, 38.5 %")
+    assert rows["zero bubble (ZBV), these graphs"][0] == "none: a rank ended: Connection closed by peer"
