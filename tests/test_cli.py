@@ -112,8 +112,8 @@ def test_a_change_is_answered_also_where_it_needs_other_ranks(capsys: pytest.Cap
 
 
 BAD = [
-    (["llama3", "--set", 'passes=["mine"]'], "unknown pass 'mine': register it with @register_pass, or use one of "
-     f"{', '.join(sorted(package_contracts()))}"),
+    (["llama3", "--set", 'passes=["mine"]'], "unknown pass 'mine': register it with @register_pass (--import FILE), "
+     f"or use one of {', '.join(sorted(package_contracts()))}"),
     (["tour", "--json", "/no/r.json"], "--json /no/r.json: the folder /no does not exist: make it first"),
     (["tour", "--html", "tests"], "--html tests: is a folder: give a file"),
     (["tour", "--html", "/proc/r.html"], "--html /proc/r.html: cannot be written: No such file or directory"),

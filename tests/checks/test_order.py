@@ -54,9 +54,10 @@ def record(name, stage, before, after, known=None, costs=None):
     """The record of a pass whose effect happened, added to what is known of a run."""
     known = known or Known()
     found = PassRecord(item(name, stage, costs), Options(), (before,), (after,), 0.0, 0.0, known)
-    found.order = next((other.chosen for other in reversed(known.records) if other.chosen is not None), None)
+    orders = [other.chosen_order for other in reversed(known.records)]
+    found.order = next((chosen for chosen in orders if chosen is not None), None)
     if costs is not None:
-        found.chosen = order.chosen_by(found.item, found.after, found.options)
+        found.chosen_order = order.chosen_by(found.item, found.after, found.options)
     known.records.append(found)
     return found
 

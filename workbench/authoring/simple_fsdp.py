@@ -58,7 +58,7 @@ class Gather:
 
     def __call__(self, shard: DTensor | torch.Tensor) -> torch.Tensor:
         """The stored parameter -> a plain tensor, or a DTensor on the tp axis where the plan asks for it."""
-        x = self._whole(shard)
+        x = self._gathered(shard)
         if self.tp_mesh is None:
             return x
         # in the backward, this also sums the gradient of a whole parameter over the ranks of the tp axis
@@ -67,7 +67,7 @@ class Gather:
             x, self.tp_mesh, self.tp_placements, run_check=False, shape=shape, stride=stride
         )
 
-    def _whole(self, shard: DTensor | torch.Tensor) -> torch.Tensor:
+    def _gathered(self, shard: DTensor | torch.Tensor) -> torch.Tensor:
         """The plain tensor that the data-parallel ranks hold together."""
         x = shard.to_local() if isinstance(shard, DTensor) else shard
         if self.factor is not None:

@@ -43,7 +43,7 @@ class ChosenOrder:
     device: str = ""
     collectives: int = 0
 
-    def chosen(self) -> Verdict:
+    def verdict(self) -> Verdict:
         """How many collectives the order hides; UNKNOWN where it hides none."""
         products = sum(count > 0 for count in self.hidden.values())
         evidence = {

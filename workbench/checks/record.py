@@ -34,8 +34,8 @@ class PassRecord:
     item: the pass as it was registered when it ran. `before` and `after` are one joint graph, the forward and the
     backward, or the whole step; a lowering pass leaves callables, and a replay pass takes and leaves bodies. A pass
     works on a copy of a graph, so that both stay unchanged. Seconds are wall time; copying the graph counts as
-    verification. order: of the collectives, as an earlier pass had chosen it; chosen: as this pass did. compared: the
-    values of `after` against `before`, each rank's `Comparison`.
+    verification. order: of the collectives, as an earlier pass had chosen it; chosen_order: as this pass did.
+    compared: the values of `after` against `before`, each rank's `Comparison`.
     """
 
     item: RegisteredPass
@@ -46,7 +46,7 @@ class PassRecord:
     verify_seconds: float
     known: Known = field(default_factory=Known, repr=False)
     order: Order | None = field(default=None, repr=False)
-    chosen: Order | None = field(default=None, repr=False)
+    chosen_order: Order | None = field(default=None, repr=False)
     compared: list[numerics.Comparison] | None = None
     _readings: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
@@ -110,7 +110,7 @@ class PassRecord:
         return replace(self, known=known, _readings=readings)
 
     def reading(self, read: Callable[..., T], *args: Any) -> T:
-        """`read(*args)`, from memory the second time; its time counts as verification."""
+        """`read(*args)`, from memory the second time: `args` are the record's. Its time counts as verification."""
         if read not in self._readings:
             started = time.perf_counter()
             self._readings[read] = read(*args)
@@ -171,7 +171,7 @@ def check_effect(record: PassRecord, known: Known) -> Verdict:
 
 def _lost_order(record: PassRecord, known: Known) -> str:
     """The stage that lost the order that this pass chose, and what it lost; "" where none did."""
-    if record.chosen is None:
+    if record.chosen_order is None:
         return ""
     for later in _behind(record, known):
         kept = check_order(later, known)
@@ -189,7 +189,7 @@ def _behind(record: PassRecord, known: Known) -> list[PassRecord]:
         (i for i, other in enumerate(known.records) if other is record), len(known.records)
     )
     later = known.records[place + 1:]
-    end = next((i for i, other in enumerate(later) if other.chosen is not None), len(later))
+    end = next((i for i, other in enumerate(later) if other.chosen_order is not None), len(later))
     return later[:end]
 
 
@@ -204,8 +204,8 @@ def check_collectives(record: PassRecord, known: Known) -> Verdict | None:
 
 def check_order(record: PassRecord, known: Known) -> Verdict | None:
     """What a pass that chose an order hides by it; and of each later pass but a replay, whether it is kept."""
-    if record.chosen is not None:
-        verdict: Verdict = record.chosen.chosen()
+    if record.chosen_order is not None:
+        verdict: Verdict = record.chosen_order.verdict()
         return verdict
     if record.order is None or not record.order.hidden or record.stage is Stage.REPLAY or record.broken:
         return None

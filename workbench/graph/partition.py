@@ -29,7 +29,8 @@ PARTS: tuple[Part, Part] = ("forward", "backward")
 
 @dataclass
 class Partitioned:
-    """Graphs whose bodies are still open: a forward and a backward, or what a plugin's kind of step makes of them.
+    """Graphs that passes may replace until `lower` gives them bodies: a forward and a backward, or what a plugin's kind
+    of step makes of them.
 
     The forward returns the step's outputs and then the saved tensors; the backward takes the saved tensors and the
     tangents and returns the gradients. stages: of the passes that run on these graphs.
@@ -81,7 +82,10 @@ class Partitioned:
         """Give both graphs the facts of the joint graph that they were cut from, and one StepFacts; go on with what is
         known of the run.
         """
-        self.known, known.joint, known.partitioned = known, joint, self.graphs
+        self.known = known
+        known.joint = joint
+        known.partitioned = self.graphs
+        # the backward may take the saved values in another order
         kept = [n.name for n in saved_nodes(self.forward, self.backward)]
         taken = [n.name for n in self.backward.graph.find_nodes(op="placeholder") if not aot.is_tangent(n)]
         self.facts.results = len(output_values(self.forward)) - len(kept)
@@ -95,8 +99,7 @@ class Partitioned:
 
 
 class Split(Partitioned, ABC):
-    """The graphs of an authored module's step: its forward and backward, or what a plugin's kind of step made of them.
-    """
+    """Partitioned graphs that belong to an authored module."""
 
     @property
     @abstractmethod

@@ -144,7 +144,7 @@ def find_pass(name: str) -> RegisteredPass:
     if name not in _PASSES:
         known = ", ".join(sorted({*_PASSES, *package_contracts()}))
         raise WorkbenchError(
-            f"unknown pass {name!r}: register it with @register_pass, or use one of {known}"
+            f"unknown pass {name!r}: register it with @register_pass (--import FILE), or use one of {known}"
         )
     return _PASSES[name]
 

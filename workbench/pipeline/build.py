@@ -63,26 +63,26 @@ class Built:
         return f"Built({title(self.authored)} on {self.authored.world.kind}: {rows})"
 
 
-def check_buildable(recipe: Recipe, kind: str) -> None:
+def check_buildable(recipe: Recipe, world_kind: str) -> None:
     """Refuse, before anything is authored, what a world of this kind or the list of passes cannot do."""
     where = f"recipe {recipe.name!r}"
-    require_machine(recipe, kind, where)
+    require_machine(recipe, world_kind, where)
     # again: a pass may have been registered after the recipe was read
     parse_recipe(recipe.to_dict(), where)
 
 
-def require_machine(recipe: Recipe, kind: str, where: str) -> None:
+def require_machine(recipe: Recipe, world_kind: str, where: str) -> None:
     """Raise WorkbenchError for an unknown pass or option, and for what a pass needs and a world of this kind lacks."""
-    cuda = kind in ("auto", "nccl") and torch.cuda.is_available()
+    cuda = world_kind in ("auto", "nccl") and torch.cuda.is_available()
     reasons = cuda_reasons(recipe.pass_names, recipe.model.attention)
     for spec in (*recipe.joint_passes, *recipe.passes):
         item, _ = choose(spec, tuple(Stage), where)
         needs = item.contract.needs
         if "compiler" in needs:
             require_compiler()
-        if spec.name in reasons and not cuda and not (kind == "fake" and "cuda" in needs):
+        if spec.name in reasons and not cuda and not (world_kind == "fake" and "cuda" in needs):
             raise WorkbenchError(
-                f"pass {spec.name!r} needs CUDA ({reasons[spec.name]}), and world {kind} has none "
+                f"pass {spec.name!r} needs CUDA ({reasons[spec.name]}), and world {world_kind} has none "
                 "here: take world nccl on a machine with GPUs, or drop the pass"
             )
 
@@ -99,6 +99,8 @@ def build(
     Raises WorkbenchError where a pass is unknown, the ranks' collectives differ, or the recipe is strict and a pass
     had no effect.
     """
+    if not isinstance(world, World):
+        raise WorkbenchError(f"build takes this rank's World, and not {world!r}: run(recipe, world=...) starts ranks")
     check_buildable(recipe, world.kind)
     with telling(progress) as tell:
         clock = Clock(tell)

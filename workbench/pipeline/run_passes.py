@@ -132,7 +132,7 @@ def apply_pass(
     if not callables:
         set_facts(result, facts)
         aot.set_convention(result, convention)
-        run_on_cpu()
+        run_on_cpu()  # the pass may have imported operators of offloading
     return result
 
 
@@ -170,7 +170,7 @@ def _run_pass(
 
 
 def _read_now(record: PassRecord) -> None:
-    """Let the checks read the graphs. Of a pass whose predicate raises there is no record."""
+    """Let the checks read the graphs while the pass is at hand. Of a pass whose predicate raises there is no record."""
     try:
         _ = record.verdicts
     except BaseException:
@@ -237,7 +237,7 @@ def run_partitioned(
         )
         record.order = pair.facts.order
         if item.order_costs is not None and record.has_graphs and record.broken is None:
-            record.chosen = hook_of("check", "order")(item, record.after, options)
+            record.chosen_order = hook_of("check", "order")(item, record.after, options)
         _read_now(record)
         if stage in (Stage.LOWERING, Stage.REPLAY):
             pair.known.bodies = record.after
@@ -245,7 +245,7 @@ def run_partitioned(
             pair.known.bodies = None  # they are of the graphs before
             for which, result in zip(pair.parts, record.after, strict=True):
                 pair.replace(which, result)
-        pair.broken, pair.facts.order = record.broken, record.chosen or record.order
+        pair.broken, pair.facts.order = record.broken, record.chosen_order or record.order
         records.append(record)
     return records, pair.known.bodies
 
