@@ -72,5 +72,5 @@ def silu_faults(silu: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, int]:
     print(table("your silu", ("x", *at.int().tolist()), rows))
     verdict, record = claimed(silu, numerics="lossy", tolerance=5e-6)
     left = [n for op in LEFT for n in find_nodes(record.after[0], op=op)]
-    return {"of the loss and 3 gradients, out of bound": verdict.evidence["wrong"],
+    return {"of a feed-forward's loss and 3 gradients, out of bound": verdict.evidence["wrong"],
             "exp, sigmoid or silu left": len(left)}

@@ -49,5 +49,5 @@ def large_tensors(pairs: Mapping[str, ForwardBackward]) -> Table:
             if row.held_bytes > 1000:
                 readers = " ".join(str(user.target) for user in inputs[row.name].users)
                 rows.append((when, row.name, row.held_bytes, str(nodes[row.root].meta["original_aten"]), readers))
-    columns = ("decomposed", "tensor", "bytes", "from the operator", "read in the backward by")
+    columns = ("case", "tensor", "bytes", "from the operator", "read in the backward by")
     return table("large tensors that the loss saves, each [8, 64]", columns, rows)

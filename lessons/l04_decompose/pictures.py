@@ -141,5 +141,5 @@ def rounding(x: torch.Tensor, whole: torch.Tensor, others: Mapping[str, torch.Te
         axes.set_xlabel("x", fontsize=8)
         axes.tick_params(labelsize=8, which="both")
         lines.append(f"{name}: {'the same bits' if torch.equal(values, whole) else 'other bits'}")
-    shown[0].set_ylabel("difference, in last bits", fontsize=8)
+    shown[0].set_ylabel("difference from torch's, in last bits", fontsize=8)
     return finish(figure, "Differences over x. " + "; ".join(lines) + ".", "\n".join(lines), colors=64)
