@@ -19,7 +19,7 @@ from workbench.world.fake import fake_world
 from workbench_lessons.course.grading import Graded, targets
 from workbench_lessons.course.moment import Moment
 from workbench_lessons.l01_author_with_dtensor.redistribution import CollectiveLog, Move, no_warnings, redistribution
-from workbench_lessons.l01_author_with_dtensor.slices import placements
+from workbench_lessons.l01_author_with_dtensor.slices import side_by_side
 
 CHOICES: dict[str, Placement] = {"replicate": Replicate(), "rows": Shard(0), "columns": Shard(1)}
 Pair = tuple[str, str]
@@ -64,10 +64,12 @@ class PlacementLab(Moment):
         self.figures = {"cost in bytes": now["bytes"], "collectives DTensor adds": len(now["added"])}
 
     def picture(self) -> Picture:
+        """Both factors as they are at first, and the ranks on the mesh."""
         with fake_world(_size(self._mesh)) as world:
             axes = world.mesh_of(self._mesh)
             assert axes is not None
-            return placements(_sharded(axes, self._shapes[1], self._given[1]), "w, as given")
+            factors = zip(("x", "w"), self._shapes, self._given, strict=True)
+            return side_by_side({f"{name} at the start": _sharded(axes, shape, pair) for name, shape, pair in factors})
 
 
 def _size(mesh: Mapping[str, int]) -> int:

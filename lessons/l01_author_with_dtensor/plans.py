@@ -116,11 +116,12 @@ def tried(widths: Sequence[int], styles: Mapping[Any, Any], **most: int) -> dict
     return {"answer": figures, "at_most": {**most, "wrong results": 0}}
 
 
-def row_faults(answer: Any, parts: Mapping[int, Slice], *, block: int) -> dict[str, Any]:
-    """What `targets` grades first rows by: the ranks of a wrong block of that many rows, and of a wrong place in it.
+def row_faults(answer: Any, parts: Mapping[int, Slice]) -> dict[str, Any]:
+    """What `targets` grades first rows by: the ranks in the block of another tp position, and at a wrong place in it.
 
     parts: the slices of all ranks; the first eight are asked. Prints the first rank of each fault.
     """
+    block = parts[1][0][0]  # rank 1 is the second tp position
     rows = answer if isinstance(answer, dict) else dict(enumerate(answer))
     mine = {rank: divmod(row, block) for rank, row in rows.items()}
     true = {rank: divmod(bounds[0][0], block) for rank, bounds in parts.items() if rank < 8}

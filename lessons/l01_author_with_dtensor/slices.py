@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -62,15 +62,21 @@ def placements(tensor: DTensor, name: str = "parameter") -> Picture:
         raise ValueError(
             f"{name} is a {type(tensor).__name__}, whole on every rank: there is nothing to place"
         )
-    figure = new_figure(8.2, 3)
-    whole, ranks = figure.subplots(1, 2, width_ratios=(1.6, 1))
-    held = draw_parts(whole, tensor, tensor.placements)
-    whole.set_title(f"{name}  {list(tensor.shape)}", fontsize=10)
-    _mesh(ranks, tensor)
-    lines = [f"{name} {list(tensor.shape)}: {words(tensor)}", *holdings(held)]
-    return finish(
-        figure, "Which rank holds which part. " + "; ".join(lines) + ".", "\n".join(lines)
-    )
+    return side_by_side({name: tensor})
+
+
+def side_by_side(tensors: Mapping[str, DTensor]) -> Picture:
+    """`placements` of several tensors on one mesh, by their names, and the ranks on it."""
+    figure = new_figure(3.2 + 5 * len(tensors) ** 0.5, 3)
+    *wholes, ranks = figure.subplots(1, 1 + len(tensors), width_ratios=(*[1.6] * len(tensors), 1))
+    lines = []
+    for axes, (name, tensor) in zip(wholes, tensors.items(), strict=True):
+        held = draw_parts(axes, tensor, tensor.placements)
+        axes.set_title(f"{name}  {list(tensor.shape)}", fontsize=10)
+        lines += [f"{name} {list(tensor.shape)}: {words(tensor)}", *holdings(held)]
+    _mesh(ranks, next(iter(tensors.values())))
+    text = "\n".join(lines)
+    return finish(figure, "Which rank holds which part. " + "; ".join(lines) + ".", text)
 
 
 def draw_parts(
@@ -78,9 +84,9 @@ def draw_parts(
 ) -> dict[Slice, list[int]]:
     """Draw the first 2 dims of the whole tensor, divided into the ranks' parts; returns the ranks of each part.
 
-    A part that several ranks hold is a stack of sheets: equal ones ("ranks 0 = 1"), or summands ("ranks 0 + 1").
+    A part that several ranks hold is a stack of sheets, one for each: equal ("= rank 1"), or summands ("+ rank 1").
     """
-    sign = " + " if any(placed.is_partial() for placed in placements) else " = "
+    sign = "+" if any(placed.is_partial() for placed in placements) else "="
     held: dict[Slice, list[int]] = {}
     for rank, bounds in slices(tensor, placements).items():
         held.setdefault(bounds, []).append(rank)
@@ -93,11 +99,15 @@ def draw_parts(
                 right, down = (len(who) - 1 - i) * apart, i * apart
                 axes.add_patch(Rectangle((left + right * columns, top + down * rows), size * columns, size * rows,
                                          linewidth=0.8, edgecolor=PAPER, facecolor=RANK_COLORS[rank % 8]))
+                front = rank == who[0]
+                across = right + (size if front else 2 * size - apart) / 2  # behind, only the right edge is seen
+                axes.text(left + across * columns, top + (down + size / 2) * rows,
+                          f"rank {rank}" if front else f"{sign} rank {rank}", ha="center", va="center", color=INK,
+                          fontsize=9, rotation=0 if front else 90,
+                          bbox={"facecolor": PAPER, "alpha": 0.85, "edgecolor": "none", "pad": 1.5})
             axes.add_patch(
                 Rectangle((left, top), columns, rows, fill=False, edgecolor=PAPER, linewidth=2)
             )
-            axes.text(left + columns / 2, top + rows / 2, _ranks(who, sign), ha="center", va="center", color=INK,
-                      fontsize=9, bbox={"facecolor": PAPER, "alpha": 0.85, "edgecolor": "none", "pad": 1.5})
     shape = tuple(tensor.shape)
     high, wide = (*shape, 1, 1)[:2]
     axes.set(xlim=(0, wide), ylim=(high, 0), ylabel="dim 0" if shape else "")
@@ -138,8 +148,8 @@ def _mesh(axes: Axes, tensor: DTensor) -> None:
     axes.spines[:].set_visible(False)
 
 
-def _ranks(who: list[int], sign: str = ", ") -> str:
-    return f"rank{'s' * (len(who) > 1)} {sign.join(map(str, who))}"
+def _ranks(who: list[int]) -> str:
+    return f"rank{'s' * (len(who) > 1)} {', '.join(map(str, who))}"
 
 
 def _span(start: int, length: int) -> str:
