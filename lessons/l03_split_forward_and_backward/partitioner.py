@@ -16,7 +16,7 @@ from workbench.graph.facts import facts_of
 from workbench.graph.partition import ForwardBackward, partition
 from workbench.graph.read.cost import flops
 from workbench.graph.read.memory import roots, saved_tensors
-from workbench.notebook.draw.colors import INK
+from workbench.notebook.draw.colors import INK, LILAC
 from workbench.notebook.draw.picture import Picture
 from workbench.pipeline.run_passes import copy_graph
 from workbench.torch_api.ops import own_bytes
@@ -31,8 +31,9 @@ BUDGETS = tuple(i / 10 for i in range(11))
 class Partitioner(Moment):
     """A small joint graph. Each tensor of `names` (node to the name that is shown) is saved or computed again.
 
-    `saved`: the nodes that are saved now. `figures`: bytes saved, and FLOP of products computed again. `reveal`: show
-    torch's two partitioners, and the curve of the memory budget. All choices are cut when the view is made.
+    `saved`: the nodes that are saved now, at first those that the backward reads. `figures`: bytes saved, and FLOP of
+    products computed again. `reveal`: show torch's two partitioners, and the curve of the memory budget. All choices
+    are cut when the view is made.
     """
 
     saved = traitlets.List(traitlets.Unicode()).tag(sync=True)
@@ -48,14 +49,15 @@ class Partitioner(Moment):
         cost = Costs(joint)
         self.cuts = {kept: cost.of(cut_by_hand(joint, dict.fromkeys(names, False) | dict.fromkeys(kept, True)))
                      for kept in _choices(names)}
+        self.first = _held(cut_by_hand(joint, dict.fromkeys(names, True)), names)
         marked = {title: cost.marked(joint, by, names) for title, by in (
             ("minimum cut", "min_cut"), ("default", "default"))}
         budgets = [cost.of(_with_budget(joint, share)) for share in BUDGETS]
         super().__init__("partitioner", title, self._drawing() | {
             "cuts": [[list(kept), *found] for kept, found in self.cuts.items()], "marked": marked,
-            "budgets": [[share, *found] for share, found in zip(BUDGETS, budgets, strict=True)]}, saved=list(names))
+            "budgets": [[share, *found] for share, found in zip(BUDGETS, budgets, strict=True)]}, saved=self.first)
         self.add(self.link("reveal", Checkbox(description="reveal torch's cuts and the budget's curve", indent=False)),
-                 self.setting("save all", saved=list(names)))
+                 self.setting("save all that is read", saved=self.first))
 
     @traitlets.observe("saved")
     def _chosen(self, change: Any) -> None:
@@ -67,9 +69,15 @@ class Partitioner(Moment):
         self.message, self.figures = "", dict(zip(("bytes saved", "FLOP again"), self.cuts[kept], strict=True))
 
     def picture(self) -> Picture:
-        """The board as it is at first: what can be chosen is saved."""
-        return dataflow(self._joint.graph, self.title, views=False, rest="no choice", palette={"saved": INK},
-                        name_of=lambda node: "saved" if node.name in self.names else "")
+        """The board as it is at first."""
+        graph = copy_graph(self._joint.graph)  # a node's name is written on its box
+        states = {}
+        for node in graph.graph.nodes:
+            if label := self.names.get(node.name):
+                states[node] = "saved" if node.name in self.first else "not read, so not saved"
+                node.name = label if label == node.name else f"{label} ({node.name})"
+        return dataflow(graph, self.title, views=False, rest="no choice", name_of=lambda node: states.get(node, ""),
+                        palette={"saved": INK, "not read, so not saved": LILAC})
 
     def _drawing(self) -> dict[str, Any]:
         gm = self._joint.graph
@@ -93,12 +101,17 @@ class Costs:
     def marked(self, joint: JointGraph, by: str, names: Collection[str]) -> list[Any]:
         """[nodes saved, bytes, FLOP] of one of torch's partitioners."""
         pair = partition(joint.fork(), by=by)
-        kept = {name for row in saved_tensors(*pair.graphs) for name in (row.name, row.root)}
-        return [[name for name in names if name in kept], *self.of(pair)]
+        return [_held(pair, names), *self.of(pair)]
 
     @staticmethod
     def _flop(pair: ForwardBackward) -> int:
         return int(sum(sum(flops(gm).values()) for gm in pair.graphs))
+
+
+def _held(pair: ForwardBackward, names: Collection[str]) -> list[str]:
+    """Those of the names that the forward saves for the backward."""
+    held = {name for row in saved_tensors(*pair.graphs) for name in (row.name, row.root)}
+    return [name for name in names if name in held]
 
 
 def cut_by_hand(joint: JointGraph, kept: Mapping[str, bool]) -> ForwardBackward:
@@ -123,8 +136,11 @@ def _choices(names: Collection[str]) -> list[tuple[str, ...]]:
             for chosen in product((True, False), repeat=len(names))]
 
 
-def cut(answer: Any, *, board: Partitioner, at_most: Mapping[str, float], start: Mapping[str, float]) -> Graded:
-    """The tensors that are saved, as a board, a list of names, or {name: saved or not}."""
+def cut(answer: Any, *, board: Partitioner) -> Graded:
+    """The tensors that are saved (a board, names, or {name: saved or not}): as few bytes as repeat no matmul.
+
+    A cut with the costs of the first one is told no target: that would be the answer.
+    """
     names = list(board.names)
     saved = answer.saved if isinstance(answer, Partitioner) else answer
     if isinstance(saved, Mapping):
@@ -139,5 +155,11 @@ def cut(answer: Any, *, board: Partitioner, at_most: Mapping[str, float], start:
     if unknown:
         return 0.0, f"{unknown[0]!r} is none of the tensors of this board: {', '.join(names)}"
     kept = tuple(name for name in names if name in saved)
-    return targets(dict(zip(("bytes saved", "FLOP again"), board.cuts[kept], strict=True)), at_most=at_most,
-                   start=start)
+    found, first = board.cuts[kept], board.cuts[tuple(board.first)]
+    least = min(size for size, again in board.cuts.values() if not again)
+    if found == first != (least, 0):
+        return 0.0, f"bytes saved {found[0]:,}, as at the start"
+    got, limits, start = (
+        dict(zip(("bytes saved", "FLOP again"), each, strict=True)) for each in (found, (least, 0), first)
+    )
+    return targets(got, at_most=limits, start=start)

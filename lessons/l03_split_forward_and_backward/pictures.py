@@ -24,14 +24,15 @@ def frontier(points: Mapping[str, tuple[float, float]], marked: Mapping[str, str
     xs, ys = zip(*points.values(), strict=True)
     axes.scatter(xs, ys, color=GREY, s=28, zorder=2, label="a choice")
     axes.plot(*zip(*(points[name] for name in best), strict=True), color=BLUE, marker="o", drawstyle="steps-post",
-              zorder=3, label="no other is better in both")
+              zorder=3, label="fewest bytes for its FLOP")
     at: dict[tuple[float, float], list[str]] = {}
     for name, point in points.items():
         at.setdefault(point, []).append(name)
     for (name, label), color in zip(marked.items(), (PINK, SKY) * len(marked), strict=False):
         axes.plot(*points[name], "o", markersize=12, markerfacecolor="none", markeredgecolor=color,
                   markeredgewidth=2.5, zorder=4)
-        axes.annotate(label, points[name], (9, 9), textcoords="offset points", fontsize=9)
+        shown = ",\nand ".join([label, *(other for other in at[points[name]] if other != name)])
+        axes.annotate(shown, points[name], (9, 9), textcoords="offset points", fontsize=9)
     told = {points[name] for name in marked}
     for point, names in at.items():
         if point in told:

@@ -27,9 +27,14 @@ class GatedMLP(nn.Module):
 
 
 @pytest.fixture(scope="module")
-def joint():
+def captured():
     with fake_world(1) as world:
-        yield capture(author_module(GatedMLP(), world, None, batch=lambda: (torch.empty(8, 32),)))
+        yield lambda model: capture(author_module(model, world, None, batch=lambda: (torch.empty(8, 32),)))
+
+
+@pytest.fixture(scope="module")
+def joint(captured):
+    return captured(GatedMLP())
 
 
 @pytest.fixture
@@ -59,13 +64,11 @@ def test_a_choice_is_a_trait(view):
 
 
 def test_the_grader_takes_the_board_or_names(view):
-    given = {"board": view, "start": {"bytes saved": 4 * ONE, "FLOP again": 0},
-             "at_most": {"bytes saved": 2 * ONE, "FLOP again": 0}}
-
     def cut(answer):
-        return grade("workbench_lessons.l03_split_forward_and_backward.partitioner:cut", answer, given)[:2]
+        return grade("workbench_lessons.l03_split_forward_and_backward.partitioner:cut", answer, {"board": view})[:2]
 
-    assert cut(view)[0] == 0 and cut(view) == cut(list(NAMES))
+    assert cut(view) == cut(list(NAMES)) == (0.0, "bytes saved 8,192, as at the start")  # the target is the answer
+    assert cut(["mm", "mm_1", "mul"]) == (0.5, "bytes saved 6,144, wanted at most 4,096")
     assert cut(["mm", "mm_1"]) == cut(dict.fromkeys(NAMES, False) | {"mm": True, "mm_1": True}) == (
         1.0, "every target met")
     assert "FLOP again" in cut(["mm"])[1]
@@ -84,3 +87,17 @@ def test_what_cannot_be_chosen_is_named(joint, view):
     many = {n.name: n.name for n in list(joint.graph.graph.nodes)[:7]}
     with pytest.raises(WorkbenchError, match="7 tensors make 128 cuts: name at most 6"):
         Partitioner(joint, many)
+
+
+class SumMLP(GatedMLP):
+    def forward(self, x):
+        return self.w2(F.silu(self.w1(x) + self.w3(x))).sum()
+
+
+def test_what_the_backward_does_not_read_is_not_drawn_as_saved(captured):
+    joint = captured(SumMLP())
+    board = Partitioner(joint, {"mm": "a", "mm_1": "b", "add": "t", "silu": "silu"})
+    assert board.saved == ["add", "silu"] and board.figures == {"bytes saved": 2 * ONE, "FLOP again": 0}
+    told = board.picture().text.splitlines()
+    assert told[-3:-1] == ["not read, so not saved: a (mm) b (mm_1)", "saved: t (add) silu"]
+    assert [n.name for n in joint.graph.graph.nodes if n.name in ("mm", "add")] == ["mm", "add"]  # no name is changed
