@@ -71,9 +71,9 @@ class Buffers:
         """One line: buffers, allocations, bytes."""
         pieces = counted(self.allocations, "allocation")
         if self.buffers and len(self.unknown) == len(self.buffers):
-            return f"{len(self.buffers)} buffers in {pieces}, of sizes known at run time"
+            return f"{len(self.buffers)} buffers, {pieces}, of sizes known at run time"
         left = f", without the {len(self.unknown)} whose size is known at run time" if self.unknown else ""
-        return (f"{len(self.buffers)} buffers in {pieces} of {self.asked:,} bytes, "
+        return (f"{len(self.buffers)} buffers, {pieces}, {self.asked:,} bytes in all, "
                 f"peak {self.peak:,}{left}")
 
 

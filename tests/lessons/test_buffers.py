@@ -28,7 +28,7 @@ def test_a_buffer_in_place_of_another():
         ("buf0", 0, "allocated", 0, 0), ("buf1", 0, "reuses", 1, 2), ("buf2", 1, "allocated", 2, 2)]
     assert found.calls == ("extern_kernels.mm", "cpp_fused_relu_0", "triton_0")
     assert (found.alive, found.allocations, found.asked, found.peak) == ((128, 128, 256), 2, 256, 256)
-    assert repr(found) == "Buffers(3 buffers in 2 allocations of 256 bytes, peak 256)"
+    assert repr(found) == "Buffers(3 buffers, 2 allocations, 256 bytes in all, peak 256)"
 
 
 def test_a_pool_and_what_eager_returns():
@@ -58,7 +58,7 @@ def test_sizes_that_a_run_decides_are_named_and_count_for_nothing():
     assert [(b.name, b.bytes, b.how) for b in found.buffers] == [
         ("buf0", None, "by eager"), ("buf2", None, "allocated")]
     assert (found.unknown, found.memory, found.peak) == (("buf0", "buf2"), (None, None), 0)
-    assert found.summary() == "2 buffers in 2 allocations, of sizes known at run time"
+    assert found.summary() == "2 buffers, 2 allocations, of sizes known at run time"
     some = read_buffers(HEAD + REUSED, SIZES | {"buf2": None})
     assert some.summary().endswith("peak 256, without the 1 whose size is known at run time")
     with pytest.raises(WorkbenchError, match="no function `call`"):
