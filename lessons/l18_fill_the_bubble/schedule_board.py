@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -80,6 +81,12 @@ def plan_of(order: Order) -> Plan:
         parts = [part for action in actions for part in at_need(action, last)]
         rows[rank] += [part for part in parts if part not in rows[rank]]
     return _plan(rows)
+
+
+def enough(ranks: int, bubble: float) -> int:
+    """The fewest microbatches with which whole backwards leave no larger share of the step idle than this."""
+    idle = ranks - 1
+    return next(count for count in itertools.count(1) if idle <= bubble * (count + idle) + 1e-9)
 
 
 def alive(row: str) -> int:

@@ -14,7 +14,7 @@ from workbench.lab.pipeline.phases import StageRun
 from workbench.lab.pipeline.plan import Action, Plan, Span
 from workbench.lab.pipeline.transform import held_bytes, second_half
 from workbench.notebook.draw import Picture
-from workbench.notebook.draw.colors import BLUE, GREEN, LILAC, YELLOW
+from workbench.notebook.draw.colors import BLUE, GREEN, INK, LILAC, YELLOW
 from workbench.notebook.draw.picture import finish, panels
 from workbench.torch_api.ops import tensor_bytes
 
@@ -73,8 +73,9 @@ class Estimate:
                 linewidth=0.5,
             )
             if end - begin > total / 60:
-                middle = (begin + end) / 2
-                axes.text(middle, rank, str(action.microbatch), ha="center", va="center", fontsize=7)
+                middle, ink = (begin + end) / 2, "white" if action.kind in "FB" else INK
+                number = str(action.microbatch)
+                axes.text(middle, rank, number, ha="center", va="center", fontsize=7, color=ink)
         axes.set_yticks(ranks, [f"rank {rank}" for rank in ranks])
         axes.set(ylim=(len(ranks) - 0.45, -0.55), xlim=(0, total), xlabel=f"ms, {self.source}")
         shown = [_KINDS[kind] for kind in sorted({action.kind for _, action, *_ in self.spans})]

@@ -135,7 +135,7 @@ export function schedule({ root, note, data: d, traits, tell }) {
     const end = LEFT + rival.total * scale;
     const axis = ticks(0, longest).filter(Number.isInteger).map((time) => text(LEFT + time * scale, low + 14, String(time), { "text-anchor": "middle", fill: FAINT }));
     redraw(box, svg("svg", { viewBox: `0 0 ${WIDE} ${low + 20}`, width: "100%" }, ...keys,
-      text(4, KEYS + 16, stuck.length ? "yours: these ranks wait for ever" : `yours: ${figures(run)}`, { "font-weight": 600, "font-size": 15,
+      text(4, KEYS + 16, stuck.length ? "yours: ranks wait for ever" : `yours: ${figures(run)}`, { "font-weight": 600, "font-size": 15,
         fill: stuck.length ? RED : INK }),
       text(4, KEYS + 33, `1F1B, whole backwards: ${figures(rival)}`, { fill: FAINT }),
       ...lanes, svg("path", { d: `M${end},${KEYS + FIGURES - 6} V${low}`, stroke: INK, "stroke-dasharray": "3 3" }),
@@ -149,8 +149,7 @@ export function schedule({ root, note, data: d, traits, tell }) {
       const each = [first, first + 1].map((rank) => `rank ${rank} for the ${run.waits[rank][1]} of microbatch ${run.waits[rank][2]}`);
       tell(`Ranks ${first} and ${first + 1} wait for each other: ${each.join(", ")}. Dashed: never runs. Escape: as given.`, true);
     } else {
-      tell("Grey: the rank waits. Drag a bar to another place of its lane, or use Tab and the arrow keys; Escape: as given. "
-        + "Holds: the most microbatches that a rank keeps activations of.");
+      tell("Grey: the rank waits. Drag a bar along its row, or use Tab and the arrow keys. Escape: as given.");
     }
   }
 
