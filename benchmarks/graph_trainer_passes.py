@@ -183,7 +183,7 @@ def judge_on_rank(folder: str | None, described: dict[str, Any], listed: str) ->
             kept = [p for p in passes if refused is None or _name(p) != refused[1]]
             if refused is None or len(kept) == len(passes):
                 raise
-            reason = refused[2].replace(f"{ROOT}/", "").replace(f"{folder}/", "")
+            reason = refused[2].replace(f"{folder}/", "").replace(f"{ROOT}/", "")  # may lie in ROOT
             rows.append({"pass": refused[1], "refused": reason})
             passes = kept
     rows += map(_row, records)

@@ -576,23 +576,27 @@ def graph_trainer(file: str) -> str:
     lines = [line for line in json_lines(path) if "list" in line]
     recipes = {line["recipe"]["name"]: f"{_family(line)}, {axes_of(line['recipe'].get('mesh', {}))}" for line in lines}
     texts = []
+    refused: dict[tuple[str, str], dict[str, None]] = {}
+    for line in lines:
+        if "refused" in line:
+            reason = re.sub(r", in [\w<>]+: .*\)$", ")", line["refused"])
+            refused.setdefault((line["pass"], reason), {})[recipes[line["recipe"]["name"]]] = None
     for name, title in LISTS.items():
         listed = [line for line in lines if line["list"] == name]
+        without = {(line["recipe"]["name"], line["pass"]) for line in listed if "refused" in line}
         heads = ["pass", *recipes.values(), "lint", "effect", "collectives", "numerics"]
         rows = []
         for passed in dict.fromkeys(line["pass"] for line in listed if "nodes" in line):
             of_pass = {line["recipe"]["name"]: line for line in listed if line["pass"] == passed and "nodes" in line}
-            cells = [_sizes(of_pass[recipe]) if recipe in of_pass else "refused" for recipe in recipes]
+            cells = []
+            for recipe in recipes:
+                absent = "refused" if {(recipe, passed), (recipe, "")} & without else "not run"
+                cells.append(_sizes(of_pass[recipe]) if recipe in of_pass else absent)
             rows.append([f"`{passed}`", *cells, *_outcomes(list(of_pass.values()), heads[-4:])])
         steps = [line for line in listed if not line["pass"] and "verdicts" in line]
         if steps:
             rows.append(["the step", *[""] * len(recipes), *_outcomes(steps, heads[-4:])])
         texts.append(f"{title}\n\n{table(heads, rows)}")
-    refused: dict[tuple[str, str], list[str]] = {}
-    for line in lines:
-        if "refused" in line:
-            reason = re.sub(r", in \w+: .*\)$", ")", line["refused"])
-            refused.setdefault((line["pass"], reason), []).append(recipes[line["recipe"]["name"]])
     if refused:
         rows = [[f"`{passed}`", "; ".join(where), reason] for (passed, reason), where in refused.items()]
         texts.append(table(["refused", "recipe", "reason"], rows))
