@@ -13,5 +13,6 @@
     pair_function     a forward and a backward without torch's wrapper as one function
     partition         joint graph to forward and backward
     patterns          find nodes, replace subgraphs
+    pieces            parts of a graph as graphs of their own
     read              what a graph holds, moves, costs and keeps
 """

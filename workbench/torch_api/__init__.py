@@ -17,6 +17,7 @@ What one folder of the lab alone needs stands there, in its own `torch_api`.
     partitioning  torch's partitioners
     refusals      where and why a model could not be traced
     restoring     runs that leave a module's tensors as they were
+    subgraph      a part of a graph as a graph of its own
     supported     supported torch versions and platforms; no torch here
     tree          torch's pytree
 """

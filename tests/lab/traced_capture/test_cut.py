@@ -101,7 +101,7 @@ def saves_a_tagged_one(kept, pair):
     repeat = next(n for n in repeats(pair) if n.meta[AGAIN] == node.name)
     with pair.backward.graph.inserting_before(repeat):
         saved = pair.backward.graph.placeholder(node.name)
-    saved.meta = dict(node.meta)
+    saved.name, saved.meta = node.name, dict(node.meta)
     repeat.replace_all_uses_with(saved)
     pair.backward.graph.erase_node(repeat)
 

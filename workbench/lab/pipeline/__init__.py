@@ -22,7 +22,6 @@ holds what it reads so long. Here the last of two stages sends the gradient of i
     cut       the stages of a joint graph, and what crosses their borders
     estimate  a step in estimated time: bubble, live memory and picture
     phases    what of a stage runs once a step, and what for each microbatch
-    pieces    parts of a graph as graphs of their own
     plan      what each rank does: torch's table of a schedule, checked and timed
     run       `workbench pipeline`: a recipe with a `[pipeline]`
     step      the step on ranks

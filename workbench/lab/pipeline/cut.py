@@ -19,16 +19,16 @@ from workbench.errors import WorkbenchError
 from workbench.graph.capture import JointGraph, title
 from workbench.graph.facts import facts_of, set_facts
 from workbench.graph.partition import ForwardBackward
+from workbench.graph.pieces import Described, named_outputs
 from workbench.graph.read.cost import DeviceSpec
 from workbench.graph.read.nodes import blocks_of, described, is_backward, reachable
 from workbench.graph.read.timeline import costs_of
 from workbench.lab.pipeline import torch_api
-from workbench.lab.pipeline.pieces import named_outputs
-from workbench.lab.pipeline.torch_api import Described
 from workbench.recipe.wording import counted, few
 from workbench.torch_api import aot, partitioning
 from workbench.torch_api.module_paths import module_path
 from workbench.torch_api.ops import is_random, tensor_bytes
+from workbench.torch_api.subgraph import subgraph
 
 Places = dict[Node, int]
 """The stage of each node that depends on the batch and on parameters."""
@@ -122,10 +122,26 @@ def cut_into_stages(
         results = losses if number == len(starts) else _numbered(sent, torch_api.sent)
         trained = [row for row in gradients if places.get(row[0]) == number]
         leaving = [*results, *trained, *_numbered(sent_back, torch_api.sent_gradient)]
-        part = torch_api.subgraph(graph, inputs + arriving, leaving)
+        part = _part(graph, inputs + arriving, leaving)
         set_facts(part, facts_of(graph).of("joint"))
         cut_stages.append(Stage(number, joint, part, received, sent, returned, sent_back))
     return PipelineCut(joint, cut_stages, losses[0][0])
+
+
+def _part(
+    graph: GraphModule, inputs: Sequence[Described], outputs: Sequence[Described]
+) -> GraphModule:
+    """A joint graph of these outputs, which takes the inputs that it needs."""
+    part = subgraph(graph, [node for node, _ in inputs], outputs)
+    nodes = list(part.graph.find_nodes(op="placeholder"))
+    for node, (_, desc) in zip(nodes, inputs, strict=True):
+        node.meta["desc"] = desc
+        if aot.is_tangent(node):
+            node.target = f"tangents_{node.name}"  # by which torch's partitioner tells it
+        if not node.users:
+            part.graph.erase_node(node)
+    part.recompile()
+    return part
 
 
 def _refused(why: str) -> WorkbenchError:

@@ -11,9 +11,9 @@ from torch.fx import GraphModule, Node
 
 from workbench.graph.pair_function import gradient_like
 from workbench.graph.partition import saved_nodes
+from workbench.graph.pieces import named_outputs, pieces
 from workbench.graph.read.nodes import output_values, reachable
 from workbench.lab.pipeline.cut import Stage
-from workbench.lab.pipeline.pieces import named_outputs, pieces
 from workbench.lab.pipeline.torch_api import RECEIVED, is_sent_gradient
 from workbench.lab.pipeline.transform import second_half
 from workbench.torch_api import aot

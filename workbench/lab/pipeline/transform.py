@@ -8,10 +8,10 @@ from typing import Any
 from torch.fx import GraphModule, Node
 
 from workbench.graph.list_schedule import constraints
+from workbench.graph.pieces import named_outputs
 from workbench.graph.read.nodes import reachable
 from workbench.graph.read.peak import freed_by_graph
 from workbench.graph.read.timeline import costs_of
-from workbench.lab.pipeline.pieces import named_outputs
 from workbench.lab.pipeline.torch_api import is_sent_gradient
 from workbench.passes.effect import Effect
 from workbench.passes.registry import Graphs, register_pass

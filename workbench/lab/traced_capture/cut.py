@@ -7,22 +7,21 @@ node without a tag is saved. The graph stays one graph; `cut` writes what lies o
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
-from typing import Any
 
 import torch
-from torch.fx import Graph, GraphModule, Node
-from torch.fx.node import map_arg
+from torch.fx import GraphModule, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
 from workbench.errors import WorkbenchError
 from workbench.graph.capture import JointGraph, title
 from workbench.graph.pair_function import PairFunction
 from workbench.graph.partition import ForwardBackward
+from workbench.graph.pieces import named_outputs
 from workbench.graph.read.nodes import is_backward, output_values, reachable
 from workbench.torch_api import aot, partitioning
 from workbench.torch_api.garbage import uncollected
 from workbench.torch_api.ops import is_random, is_wait
+from workbench.torch_api.subgraph import subgraph
 
 AGAIN = "recomputes"
 """In a node's metadata: the name of the forward node that it repeats."""
@@ -73,15 +72,10 @@ def place(graph: GraphModule) -> None:
     graph.recompile()
 
 
-def outputs_of(graph: GraphModule) -> list[tuple[Any, Any]]:
-    """(node, descriptor) of each output."""
-    return list(zip(output_values(graph), graph.graph.output_node().meta["desc"], strict=True))
-
-
 def gradients_of(graph: GraphModule) -> list[tuple[str, Node]]:
     """(parameter, node) of each output that is a gradient."""
-    return [(name, node) for node, desc in outputs_of(graph)
-            if isinstance(node, Node) and (name := aot.gradient_of(desc)) is not None]
+    return [(name, node) for node, desc in named_outputs(graph)
+            if (name := aot.gradient_of(desc)) is not None]
 
 
 @uncollected()
@@ -122,36 +116,22 @@ def _require_directions(graph: GraphModule) -> None:
 
 def _sides(graph: GraphModule) -> tuple[GraphModule, GraphModule]:
     """Forward and backward of a graph whose recomputation is placed."""
-    inputs, constants = (graph.graph.find_nodes(op=op) for op in ("placeholder", "get_attr"))
+    inputs = graph.graph.find_nodes(op="placeholder")
     calls = [n for n in graph.graph.nodes if n.op == "call_function"]
     early, late = ([n for n in calls if is_backward(n) is backward] for backward in (False, True))
     tangents = [n for n in inputs if aot.is_tangent(n)]
     primals = [n for n in inputs if n not in tangents]
-    outputs = outputs_of(graph)
+    outputs = list(zip(output_values(graph), graph.graph.output_node().meta["desc"], strict=True))
     gradients = [row for row in outputs if aot.gradient_of(row[1]) is not None]
     results = [row for row in outputs if row not in gradients]
     read = {value for value, _ in gradients}.union(*(n.all_input_nodes for n in late))
     saved = [n for n in (*primals, *early) if n in read]
     saved.sort(key=lambda n: not isinstance(n.meta.get("val"), torch.Tensor))  # sizes last, as torch hands them over
-    return (_side(graph, primals, [*constants, *early], [*results, *((n, None) for n in saved)]),
-            _side(graph, [*saved, *tangents], [*constants, *late], gradients))
-
-
-def _side(graph: GraphModule, inputs: Sequence[Node], nodes: Sequence[Node],
-          outputs: Sequence[tuple[Any, Any]]) -> GraphModule:
-    """One of the graphs. A repeated node has name and tag of what it repeats, as after torch's partitioner."""
-    half, copies = Graph(), dict[Node, Node]()
-    for node in inputs:
-        copies[node] = half.placeholder(node.name)
-        copies[node].meta = dict(node.meta)
-    for node in sorted(nodes):
-        args, kwargs = (map_arg(value, copies.__getitem__) for value in (node.args, node.kwargs))
-        again = {"partitioner_tag": "is_forward"} if AGAIN in node.meta else {}
-        copies[node] = aot.put(half, node, node.meta.get(AGAIN, node.name), args, kwargs, dict(node.meta) | again)
-    values = [copies[v] if isinstance(v, Node) else v for v, _ in outputs]
-    half.output(tuple(values)).meta["desc"] = [desc for _, desc in outputs]
-    half.eliminate_dead_code()
-    half.lint()
-    side = GraphModule(graph, half)
-    side.meta = dict(graph.meta)
-    return side
+    results += [(n, None) for n in saved]
+    forward = subgraph(graph, primals, results, {n.name for n in early})
+    backward = subgraph(graph, [*saved, *tangents], gradients, {n.name for n in late})
+    for node in backward.graph.nodes:
+        if AGAIN in node.meta:  # it has name and tag of what it repeats, as after torch's partitioner
+            node.name, node.meta["partitioner_tag"] = node.meta[AGAIN], "is_forward"
+    backward.recompile()
+    return forward, backward

@@ -9,8 +9,11 @@ from typing import Any
 from torch.fx import GraphModule, Node
 
 from workbench.graph.read.nodes import output_values
-from workbench.lab.pipeline.torch_api import Described, subgraph
 from workbench.torch_api import aot
+from workbench.torch_api.subgraph import subgraph
+
+Described = tuple[Node, Any]
+"""A node, and the descriptor of the input or output that it is."""
 
 
 @dataclass
@@ -38,8 +41,7 @@ def pieces(gm: GraphModule, part_of: Callable[[Node], int], count: int) -> list[
         read = {n for node in nodes for n in node.all_input_nodes}.difference(nodes)
         takes = sorted(n for n in read if n.op != "get_attr")
         gives = [n for n in nodes if any(part.get(user) != number for user in n.users)]
-        inputs, outputs = ([(n, None) for n in side] for side in (takes, gives))
-        graph = subgraph(gm, inputs, outputs, {n.name for n in nodes})
+        graph = subgraph(gm, takes, [(n, None) for n in gives], {n.name for n in nodes})
         names = ([n.name for n in side] for side in (takes, gives))
         parts.append(Piece(graph, aot.boxed(graph), *names))
     return parts
