@@ -60,6 +60,37 @@ def test_a_compiled_step_checks_each_call():
             step(*batch)
 
 
+@pytest.mark.integration
+def test_a_lazily_negated_batch_is_refused():
+    """Generated code read the memory, which has the other sign."""
+    module, world = Model(), World("gloo", 1, 0, torch.device("cpu"))
+    step = compile_step(partition(capture(author_module(module, world, None, batch=lambda: BATCH))))
+    with pytest.raises(WorkbenchError, match="the is_neg of options.*False at the capture, and True now"):
+        step(TOKENS, {"mask": None, "weights": torch._neg_view(WEIGHTS)}, False)
+
+
+class Doubles(nn.Module):
+    """Writes into its first argument, and reads the second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        x.mul_(2)
+        return (self.scale * y).sum()
+
+
+@pytest.mark.integration
+def test_views_of_one_memory_are_refused_where_the_captured_forward_writes():
+    """The graph read the second view as it was before the write."""
+    world, batch = World("gloo", 1, 0, torch.device("cpu")), (torch.ones(4), torch.ones(4))
+    step = compile_step(partition(capture(author_module(Doubles(), world, None, batch=lambda: batch))))
+    whole = torch.ones(4)
+    with pytest.raises(WorkbenchError, match="the memory of y: the memory of y .*, and the memory of x now"):
+        step(whole, whole.view(4))
+
+
 def test_a_capture_on_fake_tensors_takes_real_ones(fake4):
     with fake4.fake_mode:
         fake = torch.zeros(4)

@@ -218,13 +218,29 @@ def test_what_the_forward_itself_raises_is_shown_as_its_own(fake4: Any, by: str)
             f"model {kind.__name__}: its forward raised {error} at test_model_contract.py:{line}: {text}")
 
 
+class Differentiates(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.func.grad(lambda rows: (rows @ self.weight).square().sum())(x).mean()
+
+
+class Chooses(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cond(x.sum() > 0, lambda rows: rows @ self.weight, lambda rows: 2 * rows, (x,)).mean()
+
+
 @pytest.mark.parametrize("by", ["joint", "traced"])
-def test_a_capture_does_not_name_another_that_refuses_too(fake4: Any, by: str) -> None:
-    line = Maps.forward.__code__.co_firstlineno + 1
-    authored = author_module(Maps(8, 8), fake4, fake4.mesh_of({"dp_shard": 4}), batch=vectors)
+@pytest.mark.parametrize(("kind", "reason"), [
+    (Maps, "it must override the setup_context staticmethod"),
+    (Differentiates, "it must override the setup_context staticmethod"),
+    (Chooses, "torch's cond takes no sharded tensor"),
+])
+def test_a_capture_does_not_name_another_that_refuses_too(fake4: Any, kind: Any, reason: str, by: str) -> None:
+    code = kind.forward.__code__
+    line = max(number for *_, number in code.co_lines() if number)
+    authored = author_module(kind(8, 8), fake4, fake4.mesh_of({"dp_shard": 4}), batch=vectors)
     said = refused(lambda: capture(authored, by=by))
-    assert f"cannot be captured at test_model_contract.py:{line}: " in said and "setup_context staticmethod" in said
-    assert said.endswith(": change that line, or do it outside of the captured module")
+    assert f"cannot be captured at test_model_contract.py:{line}: " in said
+    assert said.endswith(f"{reason}: change that line, or do it outside of the captured module")
 
 
 def vectors() -> tuple[torch.Tensor]:

@@ -47,6 +47,36 @@ def authoring(mesh: dict[str, int], plan: ParallelPlan, **options: object) -> li
     return [(str(verdict.outcome), verdict.message) for verdict in check_authoring(known)]
 
 
+class Counts(nn.Module):
+    """Its loss depends on a running mean, which the forward writes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(DIM, DIM)
+        self.register_buffer("mean", torch.zeros(DIM))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layer(x)
+        self.mean.mul_(0.9).add_(0.1 * y.detach().mean((0, 1)))
+        return (y - self.mean).square().mean()
+
+
+def of_a_running_mean() -> list[tuple[str, str]]:
+    world = current_world()
+    authored = author_module(Counts(), world, world.mesh_of({"dp_shard": 2}))
+    batch = (torch.randn(2, 6, DIM, generator=torch.Generator().manual_seed(world.rank)),)
+    graphs = partition(capture(authored, batch=batch)).graphs
+    known = Known(authoring=prove_authoring(authored, batch, graphs))
+    return [(str(verdict.outcome), verdict.message) for verdict in check_authoring(known)]
+
+
+def test_a_buffer_that_the_forward_writes_is_unknown(pool2):
+    """Each rank's buffer has seen its own batch, and the plain module's all of them: the loss was said to be wrong."""
+    for ((outcome, message),) in pool2.run(of_a_running_mean):
+        assert outcome == "UNKNOWN" and "buffer mean is written" in message
+
+
 def one(pool, *args, **options) -> tuple[str, str]:
     ranks = pool.run(authoring, *args, **options)
     assert ranks[0] == ranks[1]

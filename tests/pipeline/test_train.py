@@ -157,14 +157,14 @@ def test_what_cannot_accumulate_is_refused():
 SMALL = load_recipe("llama3_fsdp").override({"mesh.dp_shard": 2, "model.n_layers": 1, "training.steps": 3})
 
 
-def mine(pool: RankPool, name: str, change, level: Level = "full") -> Report:
-    """A run of a pass that this test registers, as a notebook's cell would."""
+def mine(pool: RankPool, name: str, change, **options: Level) -> Report:
+    """A run of a pass that this test registers, as a notebook's cell would; by default at `run`'s own level."""
 
     @register_pass(name, stage="joint", numerics="exact")
     def own(gm, example_inputs, *, options):
         return change(gm)
 
-    return run(SMALL.override({"joint_passes": [name]}), world=pool, level=level, progress=False)
+    return run(SMALL.override({"joint_passes": [name]}), world=pool, progress=False, **options)
 
 
 def test_a_users_own_pass_gets_every_verdict_and_a_planted_no_op_shows(pool2: RankPool) -> None:
@@ -202,6 +202,31 @@ def test_a_fault_on_one_rank_is_shown_with_its_rank(pool2: RankPool) -> None:
     assert report.schedule.message.startswith("behind pass 'wrong_on_one', rank 1 would run ")
     assert report.pass_row("wrong_on_one").verdict("numerics").message.startswith("rank ")
     assert "FAIL" in report.table()
+
+
+def _gathers_on_rank_1(gm):
+    """A gather that nothing reads: the partitioner drops it, and the proof ran it."""
+    import torch.distributed as dist
+
+    if dist.get_rank() == 1:
+        gather = next(n for n in gm.graph.nodes if "all_gather_into_tensor" in str(n.target))
+        with gm.graph.inserting_after(gather):
+            gm.graph.node_copy(gather, lambda node: node)
+    return gm
+
+
+def test_a_launch_on_one_rank_alone_is_told_before_the_proof_runs_it(pool2: RankPool) -> None:
+    """The ranks ended in SIGABRT, and no pass was named."""
+    with pytest.raises(WorkbenchError, match="pass 'gathers_on_one' .*rank 1 would run"):
+        mine(pool2, "gathers_on_one", _gathers_on_rank_1)
+
+
+def test_replicas_are_compared_at_level_light_too(pool2: RankPool) -> None:
+    recipe = load_recipe("llama3_tp").override({"mesh.dp_shard": 1, "mesh.tp": 2, "model.n_layers": 1,
+                                                "training.steps": 1})
+    report = run(recipe, world=pool2, level="light", progress=False)
+    (verdict,) = (v for v in report.pipeline if v.check == "authoring")
+    assert verdict.outcome is Outcome.PASS and "gradients are equal on all ranks that hold them" in verdict.message
 
 
 def validated(recipe):
@@ -283,7 +308,7 @@ def refusal_of_strict(recipe):
 
 
 def test_a_pass_with_an_effect_on_one_rank_has_one_and_without_any_none(pool2: RankPool) -> None:
-    report = mine(pool2, "on_one", _unused_on_rank_1, "light")
+    report = mine(pool2, "on_one", _unused_on_rank_1, level="light")
     effect = report.pass_row("on_one").verdict("effect")
     assert (effect.outcome, effect.message[:6], report.idle) == (Outcome.PASS, "rank 1", [])
     recipe = report.recipe

@@ -159,6 +159,16 @@ def agree_on_collectives(pair: Partitioned) -> Verdict:
     raise UnusableGraph(passed, verdict.message, "collectives", (verdict.evidence["rank"],))
 
 
+def require_same_launches(record: PassRecord) -> None:
+    """Raise UnusableGraph where the ranks' graphs of a pass launch other collectives: to run them would hang.
+
+    Every rank must call it, and raises it. Of a graph that is partitioned later, dead launches are not in the step.
+    """
+    verdict = exchange(record.after)
+    if verdict.outcome is Outcome.FAIL and not verdict.evidence["runs"]:
+        raise UnusableGraph(record.name, verdict.message, "collectives", (verdict.evidence["rank"],))
+
+
 def _parting_pass(records: Sequence[PassRecord]) -> str:
     """The first pass that received graphs on which the ranks agree, and left others; "" without such a pass."""
     for record in records:

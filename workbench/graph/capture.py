@@ -196,7 +196,7 @@ def by_aot_autograd(authored: Authored, args: tuple[Any, ...], decompositions: A
     except Exception as error:
         raise not_captured(authored, error) from error
     context = graph.meta["tracing_context"]
-    writes = aot.writes_inputs(context, len(tree_leaves(args)))
+    writes = aot.writes_inputs(export, len(tree_leaves(args)))
     inputs = InputCheck.of(args, authored.module.forward, writes)
     return JointGraph(authored, export, contexts, context, inputs, graph.meta["side_effects"])
 

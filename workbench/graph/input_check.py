@@ -24,6 +24,8 @@ class TensorKind(NamedTuple):
     stride: tuple[int, ...]
     device: str
     requires_grad: bool
+    is_conj: bool
+    is_neg: bool
 
 
 class ContainerKind(NamedTuple):
@@ -95,7 +97,8 @@ def kind_of(value: Any) -> Any:
     """What must be equal: a container's keys in their order, a tensor's layout, anything else by its value."""
     if isinstance(value, torch.Tensor):
         layout = value.dtype, value.shape, value.stride()
-        return TensorKind(*layout, value.device.type, value.requires_grad)
+        lazy = value.is_conj(), value.is_neg()  # which generated code, reading the memory, would not see
+        return TensorKind(*layout, value.device.type, value.requires_grad, *lazy)
     if isinstance(value, dict):
         return ContainerKind(type(value), list(value), list(map(kind_of, value.values())))
     if isinstance(value, tuple | list):

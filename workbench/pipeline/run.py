@@ -188,6 +188,8 @@ def _profiled(built: Built) -> StepProfile | None:
         else:
             note_executed(built.known, once)
         if built.known.authoring is None:
+            if built.known.ran is None and kernels is None:
+                once()
             built.known.authoring = check_replicas(built.authored)
     if kernels is None or launches is None:
         return None

@@ -194,10 +194,10 @@ def export_joint(
         )
 
 
-def writes_inputs(context: TracingContext, count: int) -> bool:
-    """Whether the captured forward writes into one of the last `count` inputs in place: the batch."""
-    metadata = context.fw_metadata
-    return metadata is not None and any(info.mutates_data for info in metadata.input_info[-count:])
+def writes_inputs(export: Any, count: int) -> bool:
+    """Whether the exported forward writes into one of the last `count` inputs in place: the batch."""
+    inputs = export._aot_state.fw_metadata.input_info
+    return any(info.mutates_data for info in inputs[len(inputs) - count:])
 
 
 @contextlib.contextmanager

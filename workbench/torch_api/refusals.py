@@ -27,12 +27,15 @@ _NOT_USERS = (
 )
 _EXPLAINED = re.compile(r"Explanation: (?:User-inserted graph break\. Message: )?(.+)")
 _UNKNOWN_VALUE = re.compile(r"(Could not guard on data-dependent expression [^(\n]*\S)")
+_SHARDED = re.compile(r"call_function (cond|while_loop|scan|map_impl)\(.*DTensor\(")
 _INNER = re.compile(r"got (\w+\((?P<quote>['\"]).*?(?P=quote)\))", re.DOTALL)
 
 
 def reason(error: BaseException) -> str:
     """One sentence of a long error: the operator's own error, Dynamo's explanation, or the first line."""
     text = str(error)
+    if operator := _SHARDED.search(text):
+        return f"torch's {operator[1]} takes no sharded tensor"
     match = _INNER.search(text) or _EXPLAINED.search(text) or _UNKNOWN_VALUE.search(text)
     line = match[1] if match else next(iter(text.splitlines()), "") or type(error).__name__
     first = re.split(r"(?<=[.`]) (?=[A-Z])", " ".join(line.split()))[0]
@@ -41,8 +44,11 @@ def reason(error: BaseException) -> str:
 
 def place(error: BaseException) -> str:
     """`file.py:12`, the user's innermost line that was traced; "" where torch notes none."""
-    user_frames = [frame for frame in _frames(error) if not frame.filename.startswith(_NOT_USERS)]
-    return f"{Path(user_frames[-1].filename).name}:{user_frames[-1].lineno}" if user_frames else ""
+    # Dynamo's, which may have traced an operator's own code alone, and then Python's
+    for frames in (_frames(error), traceback.extract_tb(error.__traceback__)):
+        if users := [frame for frame in frames if not frame.filename.startswith(_NOT_USERS)]:
+            return f"{Path(users[-1].filename).name}:{users[-1].lineno}"
+    return ""
 
 
 def is_users(error: BaseException) -> bool:

@@ -14,6 +14,7 @@ from torch.fx import GraphModule
 
 from workbench.authoring.authored import Authored
 from workbench.checks import numerics
+from workbench.checks.agreement import require_same_launches
 from workbench.checks.numerics import Comparison, copies
 from workbench.checks.record import check_eager
 from workbench.checks.verdicts import Verdict
@@ -317,6 +318,8 @@ def prove_numerics(
             inputs: Inputs = {("joint",): pair, PARTS: pair, ("step",): (whole, [])}
             for record in records:
                 if not record.at_capture:
+                    if record.has_graphs:
+                        require_same_launches(record)
                     pair = inputs[record.parts]
                     mine = compare_graphs(record, *pair, size)
                     record.compared = compare_on_ranks(record, *pair, size, mine)
