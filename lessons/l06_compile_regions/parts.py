@@ -17,9 +17,12 @@ from workbench.graph.read.nodes import kind_of, module_path
 from workbench.notebook.draw.picture import Table, table
 from workbench.passes.regional_inductor import parts_to_compile
 from workbench.pipeline.run_passes import PassRecord
+from workbench.torch_api.ops import short_name
 
 Body = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 X = torch.linspace(-1, 3, 32 * 64).view(32, 64)
+IN_THE_BACKWARD = ("The five with the name in the lower row (Inductor's `cos` is the picture's `cos_1`),\n"
+                   "and sin once more: it is no input, so the backward recomputes it.")
 
 
 class Small(nn.Module):
@@ -57,6 +60,12 @@ def listed(nodes: Iterable[Node]) -> str:
     return " ".join(n.name for n in nodes if kind_of(n) not in ("view", "copy"))
 
 
+def operators(graph: GraphModule) -> str:
+    """The operators of a graph that are in a region, as the option `fallback` names them; without views and copies."""
+    calls = (n for n in graph.graph.nodes if n.op == "call_function" and name_of(n))
+    return " ".join(short_name(n) for n in calls if kind_of(n) not in ("view", "copy"))
+
+
 def parts_table(pairs: Mapping[str, ForwardBackward]) -> Table:
     """The parts of each function's forward, with a bar between two parts."""
     rows = [(name, " | ".join(listed(nodes) for _, nodes in parts_to_compile(pair.forward)))
@@ -70,7 +79,7 @@ def one_part_figures(body: Body) -> dict[str, int]:
     outside = Counter(kind_of(n) for n in forward.graph.nodes if not name_of(n))
     wanted = ((X @ w).sin() * X.mean()).cos()
     return {"parts": len(parts_to_compile(forward)),
-            "operators outside": outside["pointwise"] + outside["matmul"],
+            "other operators outside": outside["pointwise"] + outside["matmul"],
             "means inside": 2 - outside["reduction"],  # the other one outside is the final sum
             "other values": int(not torch.equal(body(X, w), wanted))}
 
