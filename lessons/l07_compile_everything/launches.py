@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Any
 
-from torch.fx import GraphModule
+import torch
+from torch.fx import GraphModule, Node
 
 from workbench.checks.record import PassRecord
 from workbench.graph.callables import kernels_of
-from workbench.graph.read.kernels import Kernels
+from workbench.graph.read.kernels import Kernel, Kernels
 from workbench.graph.read.nodes import kind_of
+from workbench.lab.inside_inductor import look_inside
 from workbench.lab.what_if.study import Study, what_if
 from workbench.notebook.draw.picture import Picture
 from workbench.pipeline.run import run
@@ -25,7 +27,8 @@ from workbench_lessons.l05_bucket_and_overlap.stacked import stacked
 
 SIGNS = {"matmul": "M", "attention": "M", "collective": ">", "wait": "<", "view": "", "bookkeeping": ""}
 """Of a node, by kind; any other is a dot."""
-KINDS = {"M": "library calls", ">": "collectives", ".": "other operators, or generated kernels"}
+KINDS = {"M": "matmuls and attention", ">": "collectives", ".": "other operators, or generated kernels",
+         "+": "fills of buckets"}
 VARIANTS = {"no pass": "llama3", "regions": "llama3_regional", "everything": "llama3_full_inductor"}
 
 
@@ -38,6 +41,17 @@ def compiled(recipe: Recipe, *passes: Any) -> Study:
 def kernels(record: PassRecord) -> tuple[Kernels, ...]:
     """Inductor's calls, of the forward and of the backward."""
     return kernels_of(record.before, record.after)
+
+
+def one_kernel(answer: Callable[..., torch.Tensor], config: dict[str, Any]) -> dict[str, int]:
+    """Of the first checkpoint: the answer's calls, and whether it differs from relu((x * s) @ w)."""
+    shapes = (8, 32), (32, 32), (8, 1)
+    generator = torch.Generator().manual_seed(0)
+    x, w, s = (torch.randn(shape, generator=generator) for shape in shapes)  # s of both signs
+    kinds = look_inside(answer, x, w, s, config=config).kernels.kinds
+    same = torch.allclose(answer(x, w, s), torch.relu((x * s) @ w), atol=1e-4)
+    return {"generated kernels": kinds.get("cpp", 0), "library calls": kinds.get("extern", 0),
+            "other results": int(not same)}
 
 
 def strip(graph: GraphModule) -> str:
@@ -56,7 +70,10 @@ def numbered(graph: GraphModule, calls: Kernels) -> str:
 
 
 def strips(record: PassRecord) -> list[str]:
-    """A character for each of Inductor's calls: a letter starts a collective, and its small letter waits."""
+    """A character for each of Inductor's calls: a letter starts a collective, and its small letter waits.
+
+    `M` is a matmul or attention, `+` another library call, which fills a bucket, and a dot is a generated kernel.
+    """
     return [_letters(part, graph) for part, graph in zip(kernels(record), record.before, strict=True)]
 
 
@@ -72,8 +89,14 @@ def _letters(calls: Kernels, graph: GraphModule) -> str:
         elif call.kind == "wait":
             text += known.get(nodes[call.nodes[0]].args[0].name, "?").lower()  # type: ignore[union-attr]
         else:
-            text += "M" if call.kind == "extern" else "."
+            text += _sign(call, nodes)
     return text
+
+
+def _sign(call: Kernel, nodes: Mapping[str, Node]) -> str:
+    if call.kind != "extern":
+        return {"collective": ">", "wait": "<"}.get(call.kind, ".")
+    return "M" if {kind_of(nodes[name]) for name in call.nodes} & {"matmul", "attention"} else "+"
 
 
 def bare(record: PassRecord) -> list[str]:
@@ -84,7 +107,7 @@ def bare(record: PassRecord) -> list[str]:
 def _bare(text: str) -> Iterator[str]:
     for letter in text:
         between = text[text.find(letter) : text.find(letter.lower())]
-        if letter != "M" and letter.isupper() and not {".", "M"} & {*between}:
+        if letter != "M" and letter.isupper() and not {".", "M", "+"} & {*between}:
             yield letter
 
 
@@ -96,17 +119,18 @@ def counts(record: PassRecord) -> dict[str, int]:
 
 def bars(steps: dict[str, PassRecord | Sequence[GraphModule]]) -> Picture:
     """The launches of each step by kind: of a record, those that Inductor made; of graphs, a launch for each node."""
-    rows = {}
-    for name, step in steps.items():
-        kinds = Counter(_of_record(step) if isinstance(step, PassRecord) else chain.from_iterable(map(strip, step)))
-        rows[f"{name}: {sum(kinds[sign] for sign in KINDS)}"] = {title: kinds[sign] for sign, title in KINDS.items()}
-    return stacked(rows, "launches of one step")
+    counts = {name: Counter(_of_record(step) if isinstance(step, PassRecord) else chain.from_iterable(map(strip, step)))
+              for name, step in steps.items()}
+    shown = {sign: title for sign, title in KINDS.items() if any(kinds[sign] for kinds in counts.values())}
+    rows = {f"{name}: {sum(kinds[sign] for sign in shown)}": {title: kinds[sign] for sign, title in shown.items()}
+            for name, kinds in counts.items()}
+    return stacked(rows, "launches of one step, with one layer, on a CPU")
 
 
 def _of_record(record: PassRecord) -> Iterator[str]:
-    for part in kernels(record):
-        for call in part.kernels:
-            yield {"collective": ">", "extern": "M", "wait": "<"}.get(call.kind, ".")
+    for part, graph in zip(kernels(record), record.before, strict=True):
+        nodes = {n.name: n for n in graph.graph.nodes}
+        yield from (_sign(call, nodes) for call in part.kernels)
 
 
 def on_two_gpus(lesson: Lesson) -> Figures:
