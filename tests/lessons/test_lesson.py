@@ -78,7 +78,7 @@ def error_of(call: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
 
 
 def test_the_lessons() -> None:
-    assert len(LESSONS) == 19
+    assert len(LESSONS) == 20
     for name, lesson in LESSONS.items():
         assert lesson.name == name and lesson.question in lesson._repr_markdown_()
         assert parameters(lesson).model_dump() == {k: p.default for k, p in lesson.parameters.items()}
