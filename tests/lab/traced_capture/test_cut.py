@@ -154,6 +154,20 @@ def test_a_model_that_cannot_be_traced_is_refused_in_a_sentence(fake4):
         assert isinstance(authored.module.layer.weight, torch.nn.Parameter) and authored.module.training
 
 
+class Writes(Keeps):
+    """Into its input, which the traced graph left as it was."""
+
+    def forward(self, x):
+        x.mul_(2)
+        return super().forward(x)
+
+
+def test_an_input_that_the_forward_writes_is_refused(fake4):
+    authored = author_module(Writes(lambda m, x: x), fake4, None, batch=lambda: (torch.ones(2, 4),))
+    with pytest.raises(WorkbenchError, match='input 1 is written in the forward: .*, or try capture "joint"$'):
+        capture(authored, by="traced")
+
+
 def test_a_direction_that_is_wrong_is_named(fake4):
     joint = capture(keeps(lambda m, x: x.sigmoid(), fake4), by="traced")
     node = next(n for n in joint.graph.graph.nodes if op_name(n.target) == "aten.sigmoid_backward")

@@ -62,7 +62,7 @@ def trace_step(
     """Trace `module(*args)`, a scalar loss, and its gradient by each parameter that requires one.
 
     Local shards take the place of DTensors, as inputs and as gradients. Raises Untraceable where the forward writes a
-    parameter, or returns no scalar that depends on one, and torch's errors.
+    parameter or an input, or returns no scalar that depends on one, and torch's errors.
     """
     parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
     tensors = (*parameters.values(), *buffers.values(), *args)
@@ -131,11 +131,13 @@ class _Trace:
                 )
             for node in tracer.graph.nodes:
                 node.meta["partitioner_tag"] = "is_forward"
-            for name, weight in weights.items():
-                if has_data_mutation(weight):
+            fixed = {f"parameter {name}": weight for name, weight in weights.items()}
+            fixed |= {f"input {n}": value for n, value in enumerate(inputs[len(state):], 1)}
+            for what, value in fixed.items():
+                if isinstance(value, torch.Tensor) and has_data_mutation(value):
                     raise Untraceable(
-                        f"parameter {name} is written in the forward: write between the steps, under "
-                        "torch.no_grad()"
+                        f"{what} is written in the forward: write between the steps, under "
+                        "torch.no_grad(), or into a copy"
                     )
             setup_stacktrace_preservation_hooks([loss.grad_fn])
             trained = {name: weight for name, weight in weights.items() if weight.requires_grad}
