@@ -1,5 +1,6 @@
 """The verdict on authoring: a plan that gives wrong gradients fails, though every pass keeps them."""
 
+from unittest import mock
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor, nn
 from workbench import ParallelPlan, author_module, capture, current_world, partition
 from workbench.checks.authoring import check_authoring
 from workbench.graph.facts import Known
+from workbench.pipeline.proofs import authoring_proof
 from workbench.pipeline.proofs.authoring_proof import prove_authoring
 
 pytestmark = pytest.mark.ranks
@@ -75,6 +77,17 @@ def test_a_buffer_that_the_forward_writes_is_unknown(pool2):
     """Each rank's buffer has seen its own batch, and the plain module's all of them: the loss was said to be wrong."""
     for ((outcome, message),) in pool2.run(of_a_running_mean):
         assert outcome == "UNKNOWN" and "buffer mean is written" in message
+
+
+def of_little_memory_on_rank_1(*args: object) -> list[tuple[str, str]]:
+    free = 0 if current_world().rank == 1 else 1 << 60
+    with mock.patch.object(authoring_proof, "_free_bytes", lambda _: free):
+        return authoring(*args)
+
+
+def test_where_one_rank_lacks_memory_all_skip_together(pool2):
+    for ((outcome, message),) in pool2.run(of_little_memory_on_rank_1, {"dp_shard": 2}, ParallelPlan()):
+        assert outcome == "UNKNOWN" and message.endswith("bytes, is more than the 0 that are free")
 
 
 def one(pool, *args, **options) -> tuple[str, str]:
