@@ -71,7 +71,7 @@ export function schedule({ root, note, data: d, traits, tell }) {
     const { order, wall } = moved(traits.get("order"), rank, at, to);
     const name = traits.get("order")[rank].split(" ")[at];
     if (order.join() !== traits.get("order").join()) traits.set({ order });
-    if (wall) tell(`wall: on rank ${rank}, ${wall} and ${name} are of one microbatch, and keep their order`);
+    if (wall && !root.dataset.stuck) tell(`wall: on rank ${rank}, ${wall} and ${name} are of one microbatch, and keep their order`);
   }
 
   function key(event, rank, at, name) {
