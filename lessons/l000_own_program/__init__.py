@@ -1,4 +1,4 @@
 """What "Your own program" alone uses.
 
-    masks  what causal_attention did to the attentions of a step; a grader
+    masks  what causal_attention did to the attentions of a step, failed checks; a grader
 """

@@ -1,9 +1,10 @@
-"""The masks that the attentions of a step read, before and after `causal_attention`."""
+"""The masks that the attentions of a step read, before and after `causal_attention`; failed checks of a pass."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from workbench.checks.verdicts import Outcome
 from workbench.notebook.draw.picture import Table, table
 from workbench.pipeline.report import Report
 from workbench.tools.compatibility import results_dir
@@ -15,6 +16,8 @@ VARIANTS = {
     "fsdp2_per_block_compile": "FSDP2, torch.compile per block",
 }
 """Of benchmarks/causal_attention.py."""
+MASK_BYTES = 2 * 64 * 64 * 4
+"""Of a float32 mask of the lesson's batch: 2 sequences of 64 tokens."""
 
 
 def _evidence(report: Report) -> dict[str, Any]:
@@ -23,11 +26,24 @@ def _evidence(report: Report) -> dict[str, Any]:
     return effect.evidence
 
 
+def failed(report: Report, name: str) -> int:
+    """How many checks of that pass say FAIL."""
+    return sum(verdict.outcome is Outcome.FAIL for verdict in report.pass_row(name).verdicts)
+
+
+def float_masks(report: Report) -> list[int]:
+    """Different masks that attentions read, before and after; the evidence counts the bytes of each once."""
+    return [size // MASK_BYTES for size in _evidence(report)["mask_bytes"]]
+
+
 def masks(report: Report) -> Table:
-    """Attentions that read a mask, bytes of the masks on a rank, and FLOP of all attentions, before and after."""
+    """Float masks and their bytes on a rank, and FLOP of all attentions, before and after."""
     evidence = _evidence(report)
-    names = {"masked": "attentions that read a mask", "mask_bytes": "bytes of these masks", "flop": "FLOP of attention"}
-    rows = [(name, *evidence[key]) for key, name in names.items()]
+    rows = [
+        ("float masks that the attentions read", *float_masks(report)),
+        ("bytes of these masks", *evidence["mask_bytes"]),
+        ("FLOP of attention", *evidence["flop"]),
+    ]
     return table("one step on a rank", ("", "before causal_attention", "after"), rows)
 
 
