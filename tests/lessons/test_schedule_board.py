@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 from unpacked import unpacked
 
-from workbench import WorkbenchError
+from workbench import WorkbenchError, author, capture, fake_world, load_lesson, load_recipe
+from workbench.lab.pipeline.cut import cut_into_stages
+from workbench.lab.pipeline.estimate import estimate
 from workbench.lab.pipeline.plan import plan
 from workbench_lessons.course.grading import grade
 from workbench_lessons.l18_fill_the_bubble import solution
-from workbench_lessons.l18_fill_the_bubble.pictures import measured, transfers
+from workbench_lessons.l18_fill_the_bubble.pictures import held, measured, transfers
 from workbench_lessons.l18_fill_the_bubble.schedule_board import (
     ScheduleBoard,
     at_need,
@@ -175,3 +177,24 @@ def test_the_recorded_steps_have_the_unfavourable_rows():
     assert rows["1F1B, these graphs"] == ("951, 813", "35.1 %, 32.5 %")
     assert rows["1F1B, torch on plain modules"] == ("913, 913", "36.6 %, 38.5 %")
     assert rows["zero bubble (ZBV), these graphs"][0] == "none: a rank ended: Connection closed by peer"
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("tokens", load_lesson("18_fill_the_bubble").parameters["tokens"].choices)
+def test_what_the_lesson_says_of_schedules_is_so_for_each_length(tokens):
+    recipe = load_recipe("llama3").override({
+        "model.flavor": "1b", "model.n_layers": 8, "model.vocab_size": 4096, "mesh.dp_shard": 1, "mesh.tp": 1,
+        "data.batch_per_rank": 1, "data.seq_len": tokens, "precision.param": "bfloat16", "joint_passes": []})
+    with fake_world(1) as world:
+        joint = capture(author(recipe, world))
+    four, eight = cut_into_stages(joint, 4), cut_into_stages(joint, 8)
+    gpipe, whole, late = (estimate(four, plan(name, 4, 4, 8)) for name in ("GPipe", "1F1B", "InterleavedZeroBubble"))
+    zero = estimate(eight, plan("ZBVZeroBubble", 4, 8, 8))
+    assert all(len(side) == 1 for stage in four.stages[1:] for side in (stage.received, stage.sent_gradients))
+    assert whole.ideal < whole.bubble < whole.ideal + 0.05 and abs(gpipe.bubble - whole.bubble) < 0.01
+    assert max(held(gpipe)) > 2 * max(held(whole))
+    ms = {action[:2]: end - begin for _, action, begin, end in late.spans}
+    assert 0.4 < ms["W", 2] / (ms["I", 2] + ms["W", 2]) < 0.6 and ms["I", 0] == 0
+    assert 0.4 < late.bubble / whole.bubble < 0.6 and zero.bubble < late.bubble
+    assert max(held(late)) < 1.05 * max(held(whole)) and round(held(late)[3] / held(whole)[3], 1) == 3.5
+    assert max(held(zero)) < 1.15 * min(held(zero))
