@@ -89,15 +89,22 @@ class Groups:
 
 
 def keep_axes(before: torch.fx.GraphModule, after: torch.fx.GraphModule) -> None:
-    """Note in the facts of `after` the axis of each group that a pass put in the place of another of the same ranks."""
+    """Note in the facts of `after` the axis of each group that a pass put in the place of another of the same ranks.
+
+    A new node has the axis of the first of its kind over those ranks that is gone.
+    """
     facts, groups = facts_of(after), Groups(facts_of(before))
-    old = {node.name: group_name_of(node) for node in _starts(before)}
-    for node in _starts(after):
-        group, was = group_name_of(node), old.get(node.name, "")
-        ranks, axis = group_ranks(group), groups.axis(was)
-        if axis and ranks and ranks == group_ranks(was) and group not in facts.groups.values():
-            facts.groups[f"{axis}.{group}"] = group
-            facts.group_sizes[group] = len(ranks)
+    old, new = ({node.name: (collective_kind(node.target), group_name_of(node)) for node in _starts(gm)}
+                for gm in (before, after))
+    gone = [old[name] for name in old if name not in new]
+    for name, (kind, group) in new.items():
+        ranks = group_ranks(group)
+        places = [old[name]] if name in old else [place for place in gone if place[0] == kind]
+        for _, was in places:
+            axis = groups.axis(was)
+            if axis and ranks and ranks == group_ranks(was) and group not in facts.groups.values():
+                facts.groups[f"{axis}.{group}"] = group
+                facts.group_sizes[group] = len(ranks)
 
 
 def axis_names(gm: torch.fx.GraphModule) -> dict[str, str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import re
 import time
 import traceback
 from collections import Counter
@@ -31,6 +32,7 @@ from workbench.graph.capture import JointGraph
 from workbench.graph.facts import Known, facts_of, set_facts
 from workbench.graph.lower import Step
 from workbench.graph.read.collectives import keep_axes
+from workbench.graph.read.nodes import described
 from workbench.lab.graph_passes import bridge
 from workbench.passes.registry import RegisteredPass, find_pass, graph_changed
 from workbench.pipeline.build import build
@@ -87,7 +89,8 @@ def _reason(error: Exception, symbolic: bool) -> str:
     """
     text = first_line(error)
     words = text.lower()
-    if isinstance(error, ImportError | AttributeError) and "torch." in text:
+    absent = isinstance(error, ImportError | AttributeError) and re.search(r"torch\.|'_OpNamespace'", text)
+    if absent or _refused_by_torch(error):
         return f"wants another torch than {torch.__version__}: {text}"
     if isinstance(error, ImportError):
         return f"wants a module that is not installed: {text}"
@@ -98,6 +101,14 @@ def _reason(error: Exception, symbolic: bool) -> str:
     if not symbolic and ("symbolic" in words or "dynamic" in words):
         return f"wants inputs of symbolic sizes, and this graph's are numbers: {text}"
     return f"raised {type(error).__name__}: {text}"
+
+
+def _refused_by_torch(error: Exception) -> bool:
+    """Whether what the pass imported from torch and called does not know a keyword argument."""
+    called = re.match(r"(\w+)\S*\(\) got an unexpected keyword argument", first_line(error))
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    function = frame.f_globals.get(called[1]) if called else None
+    return str(getattr(function, "__module__", "")).startswith("torch.")
 
 
 def _line(error: Exception) -> str:
@@ -145,21 +156,21 @@ def _require_bound(name: str, function: GraphPass) -> None:
     """Refuse a pass that wants more than a graph and its inputs, such as a plan of buckets."""
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # of a builtin
+    except ValueError:  # of a builtin
         return
+    parameters = signature.parameters.values()
+    named = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
+    if named:
+        wanted, bound = ", ".join(named), "=..., ".join(named)
+        raise WorkbenchError(
+            f"pass {name!r} wants {wanted} beside the graph and its inputs: "
+            f"list functools.partial({name}, {bound}=...)"
+        )
     try:
         signature.bind(None, None)
-        return
-    except TypeError:
-        pass
-    required = [p for p in signature.parameters.values() if p.default is p.empty]
-    named = [p.name for p in required if p.kind is p.KEYWORD_ONLY]
-    if not named:
-        raise WorkbenchError(f"pass {name!r} takes {signature}, and not (gm, example_inputs)")
-    wanted, bound = ", ".join(named), "=..., ".join(named)
-    raise WorkbenchError(
-        f"pass {name!r} wants {wanted} beside the graph and its inputs: list functools.partial({name}, {bound}=...)"
-    )
+    except TypeError as error:
+        text = f"pass {name!r} takes {signature}, and not (gm, example_inputs)"
+        raise WorkbenchError(text) from error
 
 
 def propose(record: PassRecord) -> None:
@@ -174,7 +185,7 @@ def propose(record: PassRecord) -> None:
     nodes = " to ".join(f"{len(graph.graph.nodes):,}" for graph in (*record.before, *record.after))
     changes = [f"nodes {nodes}", f"launches {len(was):,} to {len(now):,}"]
     repeats = fewer = False
-    if not hidden_launches(record.after) and conserved(was, now).outcome is Outcome.FAIL:
+    if not hidden_launches(record.after) and not _conserved(was, now):
         again = repeated(record.before, record.after)
         once = repeated(record.after, record.before)
         repeats = _conserved(was, [c for c in now if c not in again])
@@ -241,13 +252,13 @@ def judged(
     inputs: what the passes get beside the graph, a value for each placeholder, fake or real. values: real ones of a
     step, on which each pass's graph is compared with the one before; every rank must call it then. `gm` stays as it is.
 
-    Raises WorkbenchError as `judge_graph_passes`, and where `inputs` or `values` are not those of the graph.
+    Raises WorkbenchError as `judge_graph_passes`, and where number, shapes or dtypes of `inputs` or `values` are not
+    those of the graph. In graph_trainer's, a DTensor is two inputs: its shard and its DeviceMesh.
     """
     items = _items(passes, Stage.STEP, "judged")
-    count = len(gm.graph.find_nodes(op="placeholder"))
-    for name, side in (("inputs", inputs), ("values", values)):
-        if side is not None and len(side) != count:
-            raise WorkbenchError(f"judged: the graph has {counted(count, 'input')}, and {name} has {len(side)}")
+    _require_inputs(gm, "inputs", inputs)
+    if values is not None:
+        _require_inputs(gm, "values", values)
     known, example_inputs = Known(), list(inputs)
     gm = copy_graph(gm)
     if facts_of(gm).part != "step":
@@ -270,6 +281,19 @@ def judged(
     else:
         _compare([record for record in known.records if record.broken is None], list(values))
     return gm, known.records
+
+
+def _require_inputs(gm: GraphModule, name: str, side: Sequence[Any]) -> None:
+    """Refuse another number of inputs than the graph's, and tensors of other shapes or dtypes."""
+    places = gm.graph.find_nodes(op="placeholder")
+    if len(side) != len(places):
+        raise WorkbenchError(f"judged: the graph has {counted(len(places), 'input')}, and {name} has {len(side)}")
+    for node, value in zip(places, side, strict=True):
+        wanted = node.meta.get("val")
+        fixed = isinstance(wanted, torch.Tensor) and not is_symbolic(wanted)
+        if fixed and described(value) != described(wanted):
+            text = f"judged: {node.name} is {described(wanted)}, and in {name} {described(value)}"
+            raise WorkbenchError(text)
 
 
 def _compare(records: Sequence[PassRecord], values: list[Any]) -> None:
