@@ -11,7 +11,7 @@ export JUPYTER_PLATFORM_DIRS := 1
 export PYDEVD_DISABLE_FILE_VALIDATION := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv tour lab lint unit notebooks small other-cpu test test-all test-fast execute schemas clean
+.PHONY: help venv tour lab lint unit notebooks small other-cpu graph-trainer test test-all test-fast execute schemas clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 14
@@ -44,6 +44,9 @@ test: lint ## linter, types, tests and notebooks: what to run before a commit
 other-cpu: ## the notebooks as CPUs without AVX-512, and without AVX, execute them: other last bits, the same outputs
 	@ATEN_CPU_CAPABILITY=avx2 MKL_CBWR=AVX2 ONEDNN_MAX_CPU_ISA=AVX2 $(MAKE) --no-print-directory notebooks
 	@ATEN_CPU_CAPABILITY=default MKL_CBWR=COMPATIBLE ONEDNN_MAX_CPU_ISA=SSE41 $(MAKE) --no-print-directory notebooks
+
+graph-trainer: venv ## torchtitan's graph_trainer: our passes in its list, and its list under our verdicts; nightly
+	@CI=1 $(BIN)/pytest tests/lab/test_graph_trainer.py
 
 test-all: test small other-cpu ## and all that is nightly
 	@$(BIN)/pytest tests -m nightly $(TWO)
