@@ -8,7 +8,7 @@ import re
 import pytest
 import torch
 import torch.distributed as dist
-from graphs_by_hand import gather, named, two_layer_graph
+from graphs_by_hand import gather, named, scatter, trace, two_layer_graph
 from on_ranks import calls, small, user_pass
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.graph import CodeGen
@@ -394,21 +394,23 @@ def test_what_is_not_sent_again_gets_a_contract_that_says_so_and_another_value_l
 
 @pytest.mark.parametrize("new", [False, True])
 def test_a_second_group_over_the_ranks_of_two_others_stands_for_the_one_it_replaced(fake4, new):
-    """In a graph of another trainer, where groups stand for axes. new: the pass makes a node of its own."""
+    """In a graph of another trainer, where groups stand for axes. new: the pass makes all launches anew."""
     first, second, twin = (dist.new_group([0, 1, 2, 3]).group_name for _ in range(3))
-    gm = two_layer_graph()
-    for start, group in zip(named(gm, "all_gather"), (first, second), strict=True):
-        start.args = (*start.args[:2], group)
+    gm = trace(lambda shard, x: [scatter(x @ gather(shard))], torch.ones(2, 8), torch.ones(4, 8))
+
+    def starts(gm):
+        return named(gm, "all_gather") + named(gm, "reduce_scatter")
+
+    for start, group in zip(starts(gm), (first, second), strict=True):
+        start.args = (*start.args[:-1], group)
 
     def moves(gm, example_inputs):
-        start = named(gm, "all_gather")[1]
-        place = start
-        if new:
+        for start in starts(gm) if new else ():
             with gm.graph.inserting_after(start):
-                place = gm.graph.call_function(start.target, start.args)
-            start.replace_all_uses_with(place)
+                start.replace_all_uses_with(gm.graph.call_function(start.target, start.args))
             gm.graph.erase_node(start)
-        place.args = (*place.args[:2], twin)
+        _, last = starts(gm)
+        last.args = (*last.args[:-1], twin)
         return gm
 
     inputs = [node.meta["val"] for node in gm.graph.find_nodes(op="placeholder")]
