@@ -14,8 +14,10 @@ import torch
 from blocks import Block
 from on_ranks import calls, user_pass
 from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_leaves
 
-from workbench import as_graph_pass, ranks
+from workbench import WorkbenchError, as_graph_pass, judged, ranks
 from workbench.torch_api.ops import collective_kind
 
 ROOT = Path(__file__).parents[2]
@@ -55,19 +57,15 @@ def lose_a_gather(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
     return gm
 
 
-def through_graph_trainer(specs: list[Any], root: str, titan: str) -> dict[str, Any]:
-    """One step of the small module through graph_trainer's tracer and its list of passes, and the same eagerly.
-
-    Before our passes runs one of its own, and after them another.
-    """
+def through_graph_trainer(root: str, titan: str) -> tuple[Any, Any, Any, Any]:
+    """(their passes, the traced step of the small module, its flat values, whether it computes what eager does)."""
     sys.path[:0] = [titan, root]
     from benchmarks.reference import fill_in
 
     fill_in()
     from torch.distributed.device_mesh import init_device_mesh
-    from torchtitan.experiments.graph_trainer import passes, simple_fsdp
+    from torchtitan.experiments.graph_trainer import make_fx_tracer, passes, simple_fsdp
     from torchtitan.experiments.graph_trainer.common_utils import annotate_module_fqns
-    from torchtitan.experiments.graph_trainer.make_fx_tracer import minimal_fx_tracer, run_traced
     from torchtitan.experiments.graph_trainer.trainer import make_fwd_bwd_step
 
     mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("fsdp",))
@@ -77,7 +75,24 @@ def through_graph_trainer(specs: list[Any], root: str, titan: str) -> dict[str, 
     step = make_fwd_bwd_step(module, lambda pred, labels, **_: (pred - labels).square().mean())
     batch = torch.randn(4, 8), torch.randn(4, 8), torch.tensor(4), {}
     loss, *gradients = step(*batch)
-    traced = minimal_fx_tracer(step, module=module)(*batch)
+    traced = make_fx_tracer.minimal_fx_tracer(step, module=module)(*batch)
+    state, optimizer = make_fx_tracer.extract_train_state(module, None)
+    values: list[Any] = []
+    for value in tree_leaves(({"model": state, "optim": optimizer}, batch)):
+        sharded = isinstance(value, DTensor)
+        values += [value.to_local().detach(), value.device_mesh] if sharded else [value]
+
+    def bitwise() -> bool:
+        now, *others = make_fx_tracer.run_traced(traced, module=module)(*batch)
+        pairs = zip(gradients, others, strict=True)
+        return torch.equal(loss, now) and all(torch.equal(g.to_local(), o.to_local()) for g, o in pairs)
+
+    return passes, traced, values, bitwise
+
+
+def ours_in_its_list(specs: list[Any], root: str, titan: str) -> dict[str, Any]:
+    """One step through graph_trainer's list of passes; before ours runs one of its own, and after them another."""
+    passes, traced, _, bitwise = through_graph_trainer(root, titan)
     with user_pass("clamp_for_relu", clamp_for_relu) as mine:
         ours = [as_graph_pass(spec) for spec in (mine, *specs)]
         with user_pass("lose_a_gather", lose_a_gather) as broken:
@@ -85,11 +100,9 @@ def through_graph_trainer(specs: list[Any], root: str, titan: str) -> dict[str, 
             passes.apply_graph_passes(traced.gm, traced.example_inputs, [fault])
         traced.gm = passes.apply_graph_passes(traced.gm, traced.example_inputs, [
             passes.canonicalize_graph_pass, *ours, passes.eliminate_dead_code_pass])
-    now, *others = run_traced(traced, module=module)(*batch)
     nodes = [n for n in traced.gm.graph.nodes if collective_kind(n.target)]
     return {
-        "bitwise": torch.equal(loss, now) and all(
-            torch.equal(g.to_local(), o.to_local()) for g, o in zip(gradients, others, strict=True)),
+        "bitwise": bitwise(),
         "outcomes": {each.__name__: [str(r.outcome) for r in each.records] for each in ours},
         "collectives": [(collective_kind(n.target), n.meta.get("autograd_backward", False)) for n in nodes],
         "clamps": len(calls(traced.gm, "aten.clamp_min")), "fault": str(fault.records[0].verdict("collectives")),
@@ -103,12 +116,53 @@ def test_passes_of_ours_run_in_graph_trainers_list():
     """On its one graph of loss and gradients: 8 parameters, 2 buckets."""
     listed = [{"name": "transformer_block_bucketing", "buckets": BLOCKS}, "graph_cleanup"]
     with ranks(2, backend="gloo", timeout=200, echo="none") as pool:
-        for found in pool.run(through_graph_trainer, listed, str(ROOT), str(GRAPH_TRAINER)):
+        for found in pool.run(ours_in_its_list, listed, str(ROOT), str(GRAPH_TRAINER)):
             assert found["bitwise"] and found["clamps"] == len(BLOCKS)
             assert "FAIL" in found["fault"] and "all_gather" in found["fault"]
             assert found["outcomes"] == {
                 "clamp_for_relu": ["PASS"], "transformer_block_bucketing": ["PASS"], "graph_cleanup": ["PASS"]}
             assert found["collectives"] == [("all_gather", False)] * 2 + [("reduce_scatter", True)] * 2
+
+
+def negates(gm: torch.fx.GraphModule, example_inputs: Any) -> torch.fx.GraphModule:
+    first = calls(gm, "aten.relu")[0]
+    first.target = torch.ops.aten.neg.default
+    gm.recompile()
+    return gm
+
+
+def its_list_under_our_verdicts(root: str, titan: str) -> dict[str, Any]:
+    """Five of its passes and a wrong one in a trainer of its own, and the step of the five."""
+    passes, traced, values, bitwise = through_graph_trainer(root, titan)
+    listed = [passes.eliminate_dead_code_pass, passes.canonicalize_graph_pass,
+              passes.deduplicate_fsdp_unshard_chains_pass, passes.reassign_collective_pgs_pass,
+              passes.async_tensor_parallel_pass]
+    _, records = judged(traced.gm, traced.example_inputs, [*listed, negates], values)
+    with pytest.raises(WorkbenchError) as caught:  # without the meshes of the 8 parameters
+        judged(traced.gm, traced.example_inputs, listed, [v for v in values if isinstance(v, torch.Tensor)])
+    before = len(traced.gm.graph.nodes)
+    traced.gm, _ = judged(traced.gm, traced.example_inputs, listed)
+    return {
+        "outcomes": {r.name: {v.check: str(v.outcome) for v in r.verdicts} for r in records},
+        "contracts": [str(r.item.contract.numerics) for r in records], "bitwise": bitwise(),
+        "nodes": (before, len(traced.gm.graph.nodes)), "refused": str(caught.value),
+    }
+
+
+@TRAINER
+@pytest.mark.ranks
+@pytest.mark.nightly
+def test_its_passes_are_judged_in_its_own_trainer():
+    with ranks(2, backend="gloo", timeout=200, echo="none") as pool:
+        for seen in pool.run(its_list_under_our_verdicts, str(ROOT), str(GRAPH_TRAINER)):
+            *theirs, wrong = seen["outcomes"].values()
+            assert [verdicts["numerics"] for verdicts in theirs] == ["PASS"] * 5 and wrong["numerics"] == "FAIL"
+            for check in ("lint", "collectives"):
+                assert {verdicts[check] for verdicts in theirs} == {"PASS"}
+            assert seen["contracts"][:5] == ["exact"] * 5  # bitwise, so that none was loosened
+            before, after = seen["nodes"]
+            assert seen["bitwise"] and before > after
+            assert seen["refused"] == "judged: the graph has 19 inputs, and values has 11"
 
 
 @TRAINER
