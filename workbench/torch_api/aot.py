@@ -338,15 +338,12 @@ def convention_of(graph: Graph) -> Any:
     return graph.graph._codegen
 
 
-FLAT = "an argument for each input"
-
-
 def called_with(graph: Graph) -> str:
     """The inputs of a call of the graph, in words."""
     codegen = graph.graph._codegen
     if isinstance(codegen, _PyTreeCodeGen):
         return f"a tree of {len(codegen.pytree_info.orig_args)} inputs"
-    return "one list" if isinstance(codegen, _BoxedCodeGen) else FLAT
+    return "one list" if isinstance(codegen, _BoxedCodeGen) else "an argument for each input"
 
 
 def set_convention(graph: Graph, convention: Any) -> None:

@@ -164,8 +164,9 @@ def _share_mode(gm: GraphModule) -> None:
             _evaluate(node, mode)
         elif isinstance(value, torch.Tensor):
             with mode:
-                layout = value.shape, value.stride()
-                node.meta["val"] = torch.empty_strided(*layout, dtype=value.dtype, device=value.device)
+                node.meta["val"] = torch.empty_strided(
+                    value.shape, value.stride(), dtype=value.dtype, device=value.device
+                )
 
 
 def _common(paths: Iterable[str]) -> str:

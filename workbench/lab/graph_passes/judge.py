@@ -60,12 +60,24 @@ class ForeignPass:
     """`function(gm, example_inputs) -> gm` as the function of a registered pass.
 
     filled: what the new nodes of the last run came without. convention: how it left its graph to be called.
+
+    Raises WorkbenchError for one that wants more than a graph and its inputs, such as a plan of buckets.
     """
 
     def __init__(self, name: str, function: GraphPass) -> None:
         self.name, self.function = name, function
         self.filled = bridge.Filled()
         self.convention: Any = None
+        try:
+            signature = inspect.signature(function)
+            signature.bind(None, None)
+        except ValueError:  # a builtin tells none
+            pass
+        except TypeError as error:
+            raise WorkbenchError(
+                f"pass {name!r} takes {', '.join(signature.parameters)}, and not gm, example_inputs alone: {error}; "
+                "functools.partial binds what a pass wants beside"
+            ) from error
 
     def __call__(self, gm: GraphModule, example_inputs: list[Any], *, options: Any) -> Any:
         known = {node.name for node in gm.graph.nodes}
@@ -89,8 +101,11 @@ def _reason(error: Exception, symbolic: bool) -> str:
     """
     text = first_line(error)
     words = text.lower()
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    called = frame.f_globals.get(re.split(r"\W", text)[0])  # as a TypeError names it
+    torchs = str(getattr(called, "__module__", "")).startswith("torch.")
     absent = isinstance(error, ImportError | AttributeError) and re.search(r"torch\.|'_OpNamespace'", text)
-    if absent or _refused_by_torch(error):
+    if absent or (torchs and "unexpected keyword argument" in text):
         return f"wants another torch than {torch.__version__}: {text}"
     if isinstance(error, ImportError):
         return f"wants a module that is not installed: {text}"
@@ -101,14 +116,6 @@ def _reason(error: Exception, symbolic: bool) -> str:
     if not symbolic and ("symbolic" in words or "dynamic" in words):
         return f"wants inputs of symbolic sizes, and this graph's are numbers: {text}"
     return f"raised {type(error).__name__}: {text}"
-
-
-def _refused_by_torch(error: Exception) -> bool:
-    """Whether what the pass imported from torch and called does not know a keyword argument."""
-    called = re.match(r"(\w+)\S*\(\) got an unexpected keyword argument", first_line(error))
-    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-    function = frame.f_globals.get(called[1]) if called else None
-    return str(getattr(function, "__module__", "")).startswith("torch.")
 
 
 def _line(error: Exception) -> str:
@@ -122,55 +129,30 @@ def _line(error: Exception) -> str:
 
 def _items(passes: Any, stage: Stage, where: str) -> list[tuple[RegisteredPass, Options]]:
     """The passes with the contracts registered under their names, or with one to be proposed."""
-    if not isinstance(passes, list | tuple) or not passes:
+    listed = isinstance(passes, list | tuple) and passes
+    if not listed or not all(map(callable, passes)):
         raise WorkbenchError(
             f"{where} takes a list of passes, each a function of (gm, example_inputs), and got {passes!r}"
         )
     names: Counter[str] = Counter()
     items = []
     for function in passes:
-        if not callable(function):
-            raise WorkbenchError(f"{where} takes functions of (gm, example_inputs), and got {function!r}")
         inner = function
         while hasattr(inner, "func"):
             inner = inner.func
         name = getattr(inner, "__name__", type(inner).__name__)
         names[name] += 1
-        _require_bound(name, function)
         title = f"{name}#{names[name]}" if names[name] > 1 else name
-        item = _contracted(name, title, stage)
-        item = replace(item, function=ForeignPass(title, function))
-        items.append((item, item.contract.options()))
+        if name in CONTRACTS:
+            item = find_pass(name)
+            contract = replace(item.contract, name=title, stage=stage)
+        else:
+            text = f"{PROPOSED}: it has not run"
+            contract = PassContract(title, stage, Numerics.EXACT, text, source=PROPOSED)
+            item = RegisteredPass(contract, graph_changed, graph_changed)
+        item = replace(item, contract=contract, function=ForeignPass(title, function))
+        items.append((item, contract.options()))
     return items
-
-
-def _contracted(name: str, title: str, stage: Stage) -> RegisteredPass:
-    if name in CONTRACTS:
-        item = find_pass(name)
-        return replace(item, contract=replace(item.contract, name=title, stage=stage))
-    contract = PassContract(title, stage, Numerics.EXACT, f"{PROPOSED}: it has not run", source=PROPOSED)
-    return RegisteredPass(contract, graph_changed, graph_changed)
-
-
-def _require_bound(name: str, function: GraphPass) -> None:
-    """Refuse a pass that wants more than a graph and its inputs, such as a plan of buckets."""
-    try:
-        signature = inspect.signature(function)
-    except ValueError:  # of a builtin
-        return
-    parameters = signature.parameters.values()
-    named = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
-    if named:
-        wanted, bound = ", ".join(named), "=..., ".join(named)
-        raise WorkbenchError(
-            f"pass {name!r} wants {wanted} beside the graph and its inputs: "
-            f"list functools.partial({name}, {bound}=...)"
-        )
-    try:
-        signature.bind(None, None)
-    except TypeError as error:
-        text = f"pass {name!r} takes {signature}, and not (gm, example_inputs)"
-        raise WorkbenchError(text) from error
 
 
 def propose(record: PassRecord) -> None:
@@ -290,10 +272,9 @@ def _require_inputs(gm: GraphModule, name: str, side: Sequence[Any]) -> None:
         raise WorkbenchError(f"judged: the graph has {counted(len(places), 'input')}, and {name} has {len(side)}")
     for node, value in zip(places, side, strict=True):
         wanted = node.meta.get("val")
-        fixed = isinstance(wanted, torch.Tensor) and not is_symbolic(wanted)
-        if fixed and described(value) != described(wanted):
-            text = f"judged: {node.name} is {described(wanted)}, and in {name} {described(value)}"
-            raise WorkbenchError(text)
+        expected, got = described(wanted), described(value)
+        if isinstance(wanted, torch.Tensor) and not is_symbolic(wanted) and expected != got:
+            raise WorkbenchError(f"judged: {node.name} is {expected}, and in {name} {got}")
 
 
 def _compare(records: Sequence[PassRecord], values: list[Any]) -> None:
@@ -316,9 +297,7 @@ def _on_ranks(record: PassRecord, values: list[Any], size: int) -> list[Comparis
 
 
 def _flat(graph: GraphModule) -> GraphModule:
-    """The graph, or a copy that is called with an argument for each input."""
-    if aot.called_with(graph) == aot.FLAT:
-        return graph
+    """A copy that is called with an argument for each input."""
     copy = aot.clone(graph)
     aot.set_convention(copy, CodeGen())
     return copy
