@@ -24,7 +24,7 @@ from workbench.torch_api import aot
 from workbench.torch_api.ops import collective_kind, group_name_of, op_name
 from workbench.torch_api.tree import tree_leaves
 
-KINDS = ("inputs", "gradients", "collectives", "operators", "views", "bookkeeping", "order", "metadata lost")
+KINDS = ("inputs", "gradients", "collectives", "operators", "views", "bookkeeping", "order", "metadata")
 """bookkeeping computes no tensor, such as items, sizes and asserts; views share their input's memory."""
 CAPTURES = ("joint", "traced")
 
@@ -142,10 +142,10 @@ def _lost(pairs: Sequence[tuple[Node, Node]]) -> Iterator[CaptureDifference]:
         another = [row for row in rows if row[1] and row[2] and row[1] != row[2]]
         if lost:
             joint, traced = (sum(bool(row[side]) for row in lost) for side in (1, 2))
-            yield CaptureDifference("metadata lost", f"{name}, lost", joint, traced, len(lost),
+            yield CaptureDifference("metadata", f"{name} present", joint, traced, len(lost),
                                     tuple(row[0] for row in lost[:8]))
         if another:
-            yield CaptureDifference("metadata lost", f"{name}, another", *another[0][1:], len(another),
+            yield CaptureDifference("metadata", f"{name} differs", *another[0][1:], len(another),
                                     tuple(row[0] for row in another[:8]))
 
 

@@ -11,6 +11,7 @@ from workbench import author, capture, draw, fake_world, find_nodes, load_recipe
 from workbench.graph.capture import JointGraph
 from workbench.graph.partition import ForwardBackward
 from workbench.graph.read.memory import saved_tensors
+from workbench.graph.read.nodes import kind_of
 from workbench.notebook.draw.colors import INK
 from workbench.notebook.draw.picture import Picture, Table
 
@@ -25,17 +26,18 @@ def what_a_pass_finds(graphs: dict[str, GraphModule]) -> Table:
 
 
 def by_sequence_number(step: JointGraph) -> Picture:
-    """The operators of a step that belong to a module, coloured by autograd's sequence number."""
+    """The operators of a step, coloured by autograd's sequence number where another box has it, too."""
+    boxes = Counter(node.meta["seq_nr"] for node in find_nodes(step.graph) if kind_of(node) not in ("view", "wait"))
     return draw.dataflow(
-        step.graph, "the traced step, coloured by sequence number", views=False, rest="in no module", narrow=True,
-        name_of=lambda node: f"number {node.meta['seq_nr']}" if provenance(node).module else "")
+        step.graph, "the traced step, coloured by sequence number", views=False, rest="number not shared", narrow=True,
+        name_of=lambda node: f"number {node.meta['seq_nr']}" if boxes[node.meta["seq_nr"]] > 1 else "")
 
 
 def kept_picture(step: JointGraph) -> Picture:
     """The operators of a step, with those whose memory is kept for the backward."""
     kept = set(kept_bytes(partition(step.fork())))
     return draw.dataflow(
-        step.graph, "what is kept for the backward", views=False, rest="not kept", narrow=True,
+        step.graph, "what the trace keeps", views=False, rest="not kept", narrow=True,
         name_of=lambda node: "kept for the backward" if node.name in kept else "",
         palette={"kept for the backward": INK})
 
@@ -70,4 +72,4 @@ def kept_by_llama3(policies: Sequence[str]) -> Table:
             run_joint(tagged, [{"name": "activation_checkpointing", "policy": policy}])
             sums[policy].append(sum(kept_bytes(partition(tagged)).values()))
     rows = [(policy, joint, traced, f"{traced / joint - 1:.0%}") for policy, (joint, traced) in sums.items()]
-    return draw.table("bytes kept by a llama3", ("checkpointing", "joint", "traced", "traced keeps more"), rows)
+    return draw.table("bytes kept by a small llama3", ("checkpointing", "joint", "traced", "traced keeps more"), rows)
