@@ -7,7 +7,6 @@ import re
 from workbench.graph.partition import ForwardBackward
 from workbench.graph.read.memory import SavedTensor, saved_tensors
 from workbench.notebook.draw.picture import Table, table
-from workbench.torch_api.aot import is_tangent
 
 
 def saved(pair: ForwardBackward, *, gathered: bool = False, least: int = 1) -> Table:
@@ -20,10 +19,8 @@ def saved(pair: ForwardBackward, *, gathered: bool = False, least: int = 1) -> T
     rows = saved_tensors(pair.forward, pair.backward)
     picked = [r for r in rows if (r.gathered is not None and not r.copied if gathered else True)
               and r.held_bytes >= least]
-    taken = sum(not is_tangent(n) for n in pair.backward.graph.find_nodes(op="placeholder"))
     total, mine = sum(r.held_bytes for r in rows), sum(r.held_bytes for r in picked)
-    notes = (f"{len(picked)} of {len(rows)} saved tensors, {mine:,} of {total:,} bytes; "
-             f"the backward takes {taken} values from the forward",)
+    notes = (f"{len(picked)} of {len(rows)} saved tensors, {mine:,} of {total:,} bytes",)
     alike: dict[tuple[object, ...], list[SavedTensor]] = {}
     for row in picked:
         stem = row.name if gathered else _NUMBER.sub("", row.name)

@@ -21,6 +21,7 @@ from workbench.torch_api.ops import own_bytes
 
 # inputs are white in `draw.dataflow`, too; no kind has a colour of its operators
 COLORS = {"inputs": PAPER, "activations": YELLOW, "gathered parameters": PINK, "other values": SKY}
+LABELS = {"activations": "saved activations", "other values": "other values, recomputed ones included"}  # of a legend
 KB = 1000
 
 
@@ -129,9 +130,10 @@ def draw_memory(found: Mapping[str, StepMemory]) -> Picture:
         lines += [f"  {size:,} {kind}" for kind, size in step.at_backward.items()]
         lines.append(f"  peak: {step.forward_peak:,} in the forward, {step.backward_peak:,} in the backward")
     axes[0].set_ylabel(f"alive, {name}", fontsize=9)
-    labels = list(COLORS)
+    labels = [LABELS.get(kind, kind) for kind in COLORS]
     if len(found) == 1:
-        labels = [f"{kind}\n{size:,} bytes at the dashed line" for kind, size in step.at_backward.items()]
+        labels = [f"{label}\n{size:,} bytes at the dashed line"
+                  for label, size in zip(labels, step.at_backward.values(), strict=True)]
     figure.legend(drawn[::-1], labels[::-1], loc="outside right center" if len(found) == 1 else "outside lower center",
                   ncols=1 if len(found) == 1 else 4, frameon=False, fontsize=9)
     return finish(figure, "Bytes alive over a step, in bands. " + "; ".join(map(str.strip, lines)) + ".",

@@ -31,15 +31,16 @@ BUDGETS = tuple(i / 10 for i in range(11))
 class Partitioner(Moment):
     """A small joint graph. Each tensor of `names` (node to the name that is shown) is saved or computed again.
 
-    `saved`: the nodes that are saved now, at first those that the backward reads. `figures`: bytes saved, and FLOP of
-    products computed again. `reveal`: show torch's two partitioners, and the curve of the memory budget. All choices
-    are cut when the view is made.
+    `saved`: the nodes that are saved now; at first `start`, or without it those that the backward reads. `figures`:
+    bytes saved, and FLOP of products computed again. `reveal`: show torch's two partitioners, and the curve of the
+    memory budget. All choices are cut when the view is made.
     """
 
     saved = traitlets.List(traitlets.Unicode()).tag(sync=True)
     reveal = traitlets.Bool().tag(sync=True)
 
-    def __init__(self, joint: JointGraph, names: Mapping[str, str], title: str = "be the partitioner"):
+    def __init__(self, joint: JointGraph, names: Mapping[str, str], title: str = "be the partitioner", *,
+                 start: Collection[str] | None = None):
         known = {n.name for n in joint.graph.graph.nodes}
         if unknown := [name for name in names if name not in known]:
             raise WorkbenchError(f"the joint graph has no node {unknown[0]!r}: print(joint) lists its nodes")
@@ -49,7 +50,8 @@ class Partitioner(Moment):
         cost = Costs(joint)
         self.cuts = {kept: cost.of(cut_by_hand(joint, dict.fromkeys(names, False) | dict.fromkeys(kept, True)))
                      for kept in _choices(names)}
-        self.first = _held(cut_by_hand(joint, dict.fromkeys(names, True)), names)
+        self.read = _held(cut_by_hand(joint, dict.fromkeys(names, True)), names)
+        self.first = self.read if start is None else [name for name in names if name in start]
         marked = {title: cost.marked(joint, by, names) for title, by in (
             ("minimum cut", "min_cut"), ("default", "default"))}
         budgets = [cost.of(_with_budget(joint, share)) for share in BUDGETS]
@@ -57,7 +59,7 @@ class Partitioner(Moment):
             "cuts": [[list(kept), *found] for kept, found in self.cuts.items()], "marked": marked,
             "budgets": [[share, *found] for share, found in zip(BUDGETS, budgets, strict=True)]}, saved=self.first)
         self.add(self.link("reveal", Checkbox(description="reveal torch's cuts and the budget's curve", indent=False)),
-                 self.setting("save all that is read", saved=self.first))
+                 self.setting("start again", saved=self.first))
 
     @traitlets.observe("saved")
     def _chosen(self, change: Any) -> None:
@@ -74,10 +76,10 @@ class Partitioner(Moment):
         states = {}
         for node in graph.graph.nodes:
             if label := self.names.get(node.name):
-                states[node] = "saved" if node.name in self.first else "not read, so not saved"
+                states[node] = "saved" if node.name in self.first else "not saved"
                 node.name = label if label == node.name else f"{label} ({node.name})"
         return dataflow(graph, self.title, views=False, rest="no choice", name_of=lambda node: states.get(node, ""),
-                        palette={"saved": INK, "not read, so not saved": LILAC})
+                        palette={"saved": INK, "not saved": LILAC})
 
     def _drawing(self) -> dict[str, Any]:
         gm = self._joint.graph
@@ -139,7 +141,7 @@ def _choices(names: Collection[str]) -> list[tuple[str, ...]]:
 def cut(answer: Any, *, board: Partitioner) -> Graded:
     """The tensors that are saved (a board, names, or {name: saved or not}): as few bytes as repeat no matmul.
 
-    A cut with the costs of the first one is told no target: that would be the answer.
+    A cut with the costs of the first one, or of the default partitioner's, is told no target: that would be the answer.
     """
     names = list(board.names)
     saved = answer.saved if isinstance(answer, Partitioner) else answer
@@ -155,11 +157,12 @@ def cut(answer: Any, *, board: Partitioner) -> Graded:
     if unknown:
         return 0.0, f"{unknown[0]!r} is none of the tensors of this board: {', '.join(names)}"
     kept = tuple(name for name in names if name in saved)
-    found, first = board.cuts[kept], board.cuts[tuple(board.first)]
+    found, first, read = (board.cuts[tuple(names)] for names in (kept, board.first, board.read))
     least = min(size for size, again in board.cuts.values() if not again)
-    if found == first != (least, 0):
-        return 0.0, f"bytes saved {found[0]:,}, as at the start"
+    if found in (first, read) and found != (least, 0):
+        told = f"FLOP again {found[1]:,}" if found[1] else f"bytes saved {found[0]:,}"
+        return 0.0, f"{told}, as {'at the start' if found == first else 'many as for all that is read'}"
     got, limits, start = (
-        dict(zip(("bytes saved", "FLOP again"), each, strict=True)) for each in (found, (least, 0), first)
+        dict(zip(("bytes saved", "FLOP again"), each, strict=True)) for each in (found, (least, 0), read)
     )
     return targets(got, at_most=limits, start=start)

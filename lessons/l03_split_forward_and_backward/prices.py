@@ -12,19 +12,16 @@ from workbench.graph.read.nodes import kind_of
 from workbench.notebook.draw.picture import Table, table
 from workbench.pipeline.run_passes import saved_bytes
 
-FREE = ("view", "bookkeeping", "collective", "wait")
-
 
 def price(pair: ForwardBackward) -> dict[str, int]:
-    """Bytes kept, gathered weights among them, and how many operators, matmuls and all-gathers the backward repeats."""
+    """Bytes kept, gathered weights among them, and how many matmuls and all-gathers the backward repeats."""
     forward, backward = pair.graphs
     names = {n.name for n in forward.graph.nodes if n.op == "call_function"}
     again = [kind_of(n) for n in backward.graph.nodes if n.op == "call_function" and n.name in names]
     weights = sum(row.held_bytes for row in gathered_parameters_kept(forward, backward))
     gathers = launches(list_collectives(backward)).get(("all_gather", "dp_shard"), 0)
-    return {"saved bytes": saved_bytes(pair), "gathered weights": weights,
-            "operators again": sum(kind not in FREE for kind in again), "matmuls again": again.count("matmul"),
-            "all-gathers again": gathers}
+    return {"saved bytes": saved_bytes(pair), "of which gathered weights": weights,
+            "matmuls again": again.count("matmul"), "all-gathers again": gathers}
 
 
 def price_table(title: str, pairs: Mapping[str, ForwardBackward], *, flop: bool = False) -> Table:

@@ -99,5 +99,18 @@ def test_what_the_backward_does_not_read_is_not_drawn_as_saved(captured):
     board = Partitioner(joint, {"mm": "a", "mm_1": "b", "add": "t", "silu": "silu"})
     assert board.saved == ["add", "silu"] and board.figures == {"bytes saved": 2 * ONE, "FLOP again": 0}
     told = board.picture().text.splitlines()
-    assert told[-3:-1] == ["not read, so not saved: a (mm) b (mm_1)", "saved: t (add) silu"]
+    assert told[-3:-1] == ["not saved: a (mm) b (mm_1)", "saved: t (add) silu"]
     assert [n.name for n in joint.graph.graph.nodes if n.name in ("mm", "add")] == ["mm", "add"]  # no name is changed
+
+
+def test_a_board_that_starts_with_nothing_saved_does_not_tell_what_is_read(captured):
+    board = Partitioner(captured(SumMLP()), {name: name for name in ("mm", "mm_1", "add", "silu")}, start=())
+    assert board.saved == [] and board.figures == {"bytes saved": 0, "FLOP again": 4 * 8 * 32 * 64}
+    assert "not saved: mm mm_1 add silu" in board.picture().text.splitlines()
+    for saved, score, message in (
+            ([], 0, "FLOP again 65,536, as at the start"),
+            (["add", "silu"], 0, "bytes saved 4,096, as many as for all that is read"),
+            (["mm"], 0, "FLOP again 32,768, wanted at most 0"),
+            (["add"], 1, "every target met")):
+        assert grade("workbench_lessons.l03_split_forward_and_backward.partitioner:cut", saved,
+                     {"board": board})[:2] == (score, message)
