@@ -140,7 +140,7 @@ class Backend:
     def table(self) -> str:
         """The verdicts as text: a row for each pass, a column for each check, and the reasons below."""
         if not self.graphs:
-            return f"{self!r}: call the compiled module first"
+            return f"{self!r}: call the compiled module first; a model under fully_shard is adopted before"
         lines = [repr(self)]
         for graph in self.graphs:
             lines += [

@@ -72,7 +72,7 @@ def compile(
     tuple of the forward's arguments, a dict of keyword arguments, or one tensor. Where the forward has an argument
     `use_cache`, as in transformers, it gets use_cache=False unless the example has it. level: "full" runs each pass's
     graph against the one that it received, and two training steps against eager, on the example; "light" runs no graph.
-    progress: as for `run`.
+    progress: as for `run`. A FAIL is a warning, and the step runs all the same: `step.report.ok` tells.
 
     optimizer: an AdamW over all parameters, whose update becomes part of the captured step, behind clipping to a norm
     of `clip`. The forward must return the loss alone; a step then returns (loss, norm before clipping).
@@ -117,7 +117,10 @@ def compile(
         except WorkbenchError as error:  # another capture is none to choose here
             raise WorkbenchError(str(error).partition(", or try capture")[0]) from error
     built.step.pair.inputs = replace(built.step.pair.inputs, names=call.names)
-    return UserStep(model, recipe, built, level, call, where)
+    step = UserStep(model, recipe, built, level, call, where)
+    if not step.report.ok:
+        warnings.warn(f"{where}: {step.report.outcome[0]}: print(step.report)", stacklevel=2)
+    return step
 
 
 @dataclass(frozen=True)
