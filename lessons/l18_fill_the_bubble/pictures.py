@@ -49,6 +49,15 @@ def memory(steps: Mapping[str, Estimate]) -> Picture:
     return finish(figure, "Bars of the bytes that each rank holds. " + text.replace("\n", "; ") + ".", text, colors=48)
 
 
+def halves(step: Estimate, stage: int, evidence: Mapping[str, int | float]) -> Table:
+    """A stage's backward, and its half that `split_backward` moved behind the rest. evidence: of that pass."""
+    whole = next(end - begin for _, action, begin, end in step.spans if action[:2] == ("B", stage))
+    rows = [("whole backward", evidence["first"] + evidence["second"], f"{whole:.2f}"),
+            ("W: what can wait", evidence["second"], f"{evidence['moved_ms']:.2f}")]
+    return table(f"a backward of stage {stage}", ("", "operators", "ms"), rows,
+                 f"W's inputs are {evidence['held_bytes'] / 2**20:.0f} MiB, kept until it has run")
+
+
 def transfers(plan: Plan, one: int, other: int) -> Table:
     """What two ranks launch to each other, in order, up to the first place where they do not match."""
     sides = [[action for action in plan.ranks[rank] if _to(plan, action, peer)]
@@ -80,5 +89,6 @@ def measured() -> Table:
     first = rows[0]
     title, columns = "a llama3 of 8 layers on 4 CPU ranks, 8 microbatches", ("", "a step in each round, ms", "bubble")
     machine = f"{first['machine']['cores']} cores, {first['threads']} threads a rank"
-    return table(title, columns, cells, f"of an ideal 1F1B {100 * first['ideal_1f1b']:.1f} %; {machine}, "
-                 f"torch {first['versions']['torch'].partition('+')[0]}")
+    versions = f"torch {first['versions']['torch'].partition('+')[0]}"
+    return table(title, columns, cells, f"An ideal 1F1B has {100 * first['ideal_1f1b']:.1f} %. Bubble: the share of a "
+                 f"step in which no stage runs on a rank, the mean of all ranks. {machine}, {versions}")

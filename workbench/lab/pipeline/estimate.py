@@ -65,22 +65,23 @@ class Estimate:
         ranks, total = range(len(self.plan.ranks)), self.total_ms
         figure, (axes,) = panels(9.6, 0.9 + 0.45 * len(ranks))
         for rank, action, begin, end in self.spans:
+            first = action.stage < len(ranks)  # of a rank's two stages
             axes.broken_barh(
                 [(begin, end - begin)],
                 (rank - 0.4, 0.8),
                 facecolor=_KINDS[action.kind][0],
+                alpha=1 if first else 0.5,
                 edgecolor="white",
                 linewidth=0.5,
             )
-            if end - begin > total / 60:
-                middle, ink = (begin + end) / 2, "white" if action.kind in "FB" else INK
-                number = str(action.microbatch)
-                axes.text(middle, rank, number, ha="center", va="center", fontsize=7, color=ink)
+            if end - begin > total / 80:
+                axes.text((begin + end) / 2, rank, str(action.microbatch), ha="center", va="center", fontsize=7,
+                          color="white" if first and action.kind in "FB" else INK)
         axes.set_yticks(ranks, [f"rank {rank}" for rank in ranks])
         axes.set(ylim=(len(ranks) - 0.45, -0.55), xlim=(0, total), xlabel=f"ms, {self.source}")
         shown = [_KINDS[kind] for kind in sorted({action.kind for _, action, *_ in self.spans})]
-        legend = [Patch(color=color, label=label) for color, label in shown]
-        figure.legend(handles=legend, loc="outside upper right", ncols=4, frameon=False)
+        figure.legend(handles=[Patch(color=color, label=label) for color, label in shown],
+                      loc="outside upper right", ncols=4, frameon=False)
         return finish(figure, f"A lane of computations for each rank. {self}", str(self), colors=48)
 
 
