@@ -97,8 +97,10 @@ def kind_of(value: Any) -> Any:
     """What must be equal: a container's keys in their order, a tensor's layout, anything else by its value."""
     if isinstance(value, torch.Tensor):
         layout = value.dtype, value.shape, value.stride()
-        lazy = value.is_conj(), value.is_neg()  # which generated code, reading the memory, would not see
-        return TensorKind(*layout, value.device.type, value.requires_grad, *lazy)
+        # generated code, which reads the memory, would not see the last two
+        return TensorKind(
+            *layout, value.device.type, value.requires_grad, value.is_conj(), value.is_neg()
+        )
     if isinstance(value, dict):
         return ContainerKind(type(value), list(value), list(map(kind_of, value.values())))
     if isinstance(value, tuple | list):

@@ -118,8 +118,8 @@ def compile(
             raise WorkbenchError(str(error).partition(", or try capture")[0]) from error
     built.step.pair.inputs = replace(built.step.pair.inputs, names=call.names)
     step = UserStep(model, recipe, built, level, call, where)
-    if not step.report.ok:
-        warnings.warn(f"{where}: {step.report.outcome[0]}: print(step.report)", stacklevel=2)
+    if rank == 0 and not step.report.ok:
+        warnings.warn(f"{where}: a verdict is FAIL: print(step.report)", stacklevel=3)
     return step
 
 
