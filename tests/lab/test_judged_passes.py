@@ -393,7 +393,7 @@ def test_what_is_not_sent_again_gets_a_contract_that_says_so_and_another_value_l
 
 @pytest.mark.parametrize("new", [False, True])
 def test_a_second_group_over_the_ranks_of_two_others_stands_for_the_one_it_replaced(fake4, new):
-    """In a graph of another trainer, where groups stand for axes. new: the pass makes all launches anew."""
+    """The trainer's graph has no mesh, so groups stand for axes. new: the pass replaces all launches by new nodes."""
     first, second, twin = (dist.new_group([0, 1, 2, 3]).group_name for _ in range(3))
     gm = trace(lambda shard, x: [scatter(x @ gather(shard))], torch.ones(2, 8), torch.ones(4, 8))
 

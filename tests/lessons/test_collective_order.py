@@ -1,12 +1,9 @@
 """The page's simulator against Python's, walls, and what an order that cannot be is told."""
 
-import json
-import os
-import shutil
-import subprocess
-from pathlib import Path
+from typing import Any
 
 import pytest
+from page_code import answer_of
 from stack import random_order, split
 from unpacked import unpacked
 
@@ -14,7 +11,6 @@ from workbench import WorkbenchError, device_spec, fake_world
 from workbench_lessons.course.grading import grade
 from workbench_lessons.l05_bucket_and_overlap.collective_order import CollectiveOrder
 
-SOURCES = Path(__file__).parents[2] / "workbench" / "notebook" / "views" / "js" / "src" / "moments"
 ORDERS = 40
 
 
@@ -30,16 +26,8 @@ def view(pair):
     return CollectiveOrder(pair.forward, "h200x2")
 
 
-def node(code: str, given: object) -> object:
-    """What a program of JavaScript answers, which finds the simulator's functions and `given`."""
-    if shutil.which("node") is None and "CI" not in os.environ:
-        pytest.skip("no node on this machine: apt-get install nodejs")
-    program = (f'import {{ simulate, moved }} from "{SOURCES / "simulator.js"}"; import {{ readFileSync }} from "fs";'
-               f"const given = JSON.parse(readFileSync(0)); {code}")
-    done = subprocess.run(["node", "--input-type=module", "-e", program], input=json.dumps(given), text=True,
-                          capture_output=True, timeout=60)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(done.stdout)
+def node(code: str, given: object) -> Any:
+    return answer_of("simulator.js", code, given)
 
 
 SIMULATE = """console.log(JSON.stringify(given.orders.map((order) => {

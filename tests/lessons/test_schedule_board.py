@@ -1,13 +1,9 @@
 """The board of a pipeline's schedule: figures are the plan's in Python and in the page, walls, and ranks that hang."""
 
-import json
-import os
 import random
-import shutil
-import subprocess
-from pathlib import Path
 
 import pytest
+from page_code import answer_of
 from unpacked import unpacked
 
 from workbench import WorkbenchError, author, capture, fake_world, load_lesson, load_recipe
@@ -30,21 +26,13 @@ from workbench_lessons.l18_fill_the_bubble.schedule_board import (
     rows_of,
 )
 
-SOURCES = Path(__file__).parents[2] / "workbench/notebook/views/js/src/moments"
 STUCK = ["F0 I0 W0 F1 I1 W1", "F0 F1 I0 W0 I1 W1"]
 BOARD = "workbench_lessons.l18_fill_the_bubble.schedule_board"
 
 
 def node(code: str, values: object) -> list[list[object]]:
-    """What a program of JavaScript answers, which finds the board's functions and `given`."""
-    if shutil.which("node") is None and "CI" not in os.environ:
-        pytest.skip("no node on this machine: apt-get install nodejs")
-    program = (f'import {{ simulate, moved }} from "{SOURCES / "schedule.js"}"; import {{ readFileSync }} from "fs";'
-               f"const given = JSON.parse(readFileSync(0)); console.log(JSON.stringify({code}))")
-    done = subprocess.run(["node", "--input-type=module", "-e", program], input=json.dumps(values), text=True,
-                          capture_output=True, timeout=60)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(done.stdout)
+    """What an expression of JavaScript gives, which finds the board's functions and `given`."""
+    return answer_of("schedule.js", f"console.log(JSON.stringify({code}))", values)
 
 
 def shuffled(board: ScheduleBoard, seed: int) -> list[str]:
