@@ -156,7 +156,7 @@ def agree_on_collectives(pair: Partitioned) -> Verdict:
         return replace(verdict, message=behind + verdict.message)
     if not passed:
         raise WorkbenchError(verdict.message)
-    raise UnusableGraph(passed, verdict.message, "collectives", (verdict.evidence["rank"],))
+    raise _other_launches(passed, verdict)
 
 
 def require_same_launches(record: PassRecord) -> None:
@@ -166,7 +166,11 @@ def require_same_launches(record: PassRecord) -> None:
     """
     verdict = exchange(record.after)
     if verdict.outcome is Outcome.FAIL and not verdict.evidence["runs"]:
-        raise UnusableGraph(record.name, verdict.message, "collectives", (verdict.evidence["rank"],))
+        raise _other_launches(record.name, verdict)
+
+
+def _other_launches(name: str, verdict: Verdict) -> UnusableGraph:
+    return UnusableGraph(name, verdict.message, "collectives", (verdict.evidence["rank"],))
 
 
 def _parting_pass(records: Sequence[PassRecord]) -> str:

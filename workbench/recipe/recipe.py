@@ -85,7 +85,7 @@ class Recipe(Declared):
         return f"Recipe {self.name}: {self.subject}; passes: {', '.join(self.pass_names) or 'none'}"
 
     @property
-    def sections(self) -> list[Any]:
+    def sections(self) -> list[Section]:
         """The tables of plugins that the recipe has."""
         return [value for _, value in self if isinstance(value, Section)]
 

@@ -101,14 +101,18 @@ def cut(
             graph, [], num_fwd_outputs=results, static_lifetime_input_indices=free)
 
 
+def written_names(graph: GraphModule) -> list[str]:
+    """The parameters and buffers whose new values are among the outputs of a graph."""
+    descriptors = tree_leaves(graph.graph.output_node().meta.get("desc"))
+    return [name for name in map(written_by, descriptors) if name]
+
+
 def save_old_values(graph: GraphModule) -> None:
     """What the forward computes from a buffer that it writes is saved: the backward would read the new value.
 
     torch's minimum cut may save the buffer itself instead, and autograd then refuses the backward.
     """
-    written = {
-        written_by(desc) for desc in tree_leaves(graph.graph.output_node().meta.get("desc"))
-    } - {None}
+    written = written_names(graph)
     todo = [
         node for node in graph.graph.find_nodes(op="placeholder") if parameter_of(node) in written
     ]

@@ -31,7 +31,7 @@ from workbench.pipeline.run_passes import run_partitioned, saved_bytes
 from workbench.pipeline.stages import passes_before, step_kind
 from workbench.pipeline.train import recipe_of
 from workbench.recipe.contracts import Stage
-from workbench.torch_api import aot
+from workbench.torch_api import aot, partitioning
 from workbench.torch_api.distributed.named_groups import alias_groups, rename_groups
 from workbench.torch_api.inductor.bucketing import twin_group
 from workbench.torch_api.inductor.written_code import Boxed, Compiled, WrittenGraph
@@ -83,7 +83,7 @@ def lower(split: Split, groups: list[str], flop: int) -> Program:
         run_once(split.graphs, bodies or tuple(map(aot.boxed, split.graphs)))
     descs = [graph.graph.output_node().meta["desc"] for graph in pair.graphs]
     arguments = {"parameters": pair.parameters, "buffers": pair.buffers, "inputs": pair.inputs,
-                 "writes": tuple(filter(None, map(aot.written_by, descs[0])))}
+                 "writes": tuple(partitioning.written_names(pair.forward))}
     facts = StepFacts(split.facts.results, tuple(saved_order(*pair.graphs)))
     rows = [PassRow.of(record) for record in split.known.records]
     return Program(graphs, groups, flop, facts, arguments, step_kind(recipe).numbers(split),

@@ -1,4 +1,4 @@
-"""Descriptors of what passes between stages, and schedules in an order of one's own."""
+"""Descriptors of the values that stages send each other, and schedules from each rank's own list of computations."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from workbench.graph.read.memory import roots
 from workbench.graph.read.nodes import is_backward, is_compute
 from workbench.lab.traced_capture.cut import AGAIN, gradients_of, recomputed
 from workbench.recipe.wording import counted
-from workbench.torch_api import aot
+from workbench.torch_api import aot, partitioning
 from workbench.torch_api.ops import op_name, written_inputs
 
 
@@ -76,7 +76,7 @@ def _overwritten(joint: GraphModule, repeats: list[Node]) -> list[str]:
     owner, nodes = roots(joint), {n.name: n for n in joint.graph.nodes}
     written = {owner[value]: node for node in joint.graph.nodes if node.op == "call_function" and not is_backward(node)
                for value in (*written_inputs(node), *freed_inputs(node))}
-    names = {*filter(None, map(aot.written_by, joint.graph.output_node().meta["desc"]))}
+    names = partitioning.written_names(joint)
     problems = []
     for node in repeats:
         first = nodes[node.meta[AGAIN]]

@@ -96,7 +96,7 @@ def cut(joint: JointGraph) -> ForwardBackward:
                       for side in _sides(graph))
     joint.close()
     forward, backward = (slot.graph.graph.output_node().meta["desc"] for slot in slots)
-    written = tuple(filter(None, map(aot.written_by, forward)))
+    written = tuple(partitioning.written_names(slots[0].graph))
     function = PairFunction(title(joint.authored), slots, [*joint.parameters, *joint.buffers], written,
                             range(forward.count(None)), [aot.gradient_of(desc) for desc in backward])
     pair = ForwardBackward(slots, joint.authored, joint.parameters, joint.buffers, function, joint.inputs,

@@ -22,10 +22,10 @@ from workbench.graph.read.nodes import module_path
 from workbench.pipeline.expert_load import routed_layers
 from workbench.pipeline.proofs.two_steps import differentiate
 from workbench.recipe.wording import first_line
-from workbench.torch_api import aot
+from workbench.torch_api import partitioning
 from workbench.torch_api.ops import calls_of, is_random, may_be_random
 from workbench.torch_api.restoring import restoring_module
-from workbench.torch_api.tree import tree_leaves, tree_map
+from workbench.torch_api.tree import tree_map
 from workbench.world.mesh import all_gather_object, coordinates
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 5e-2}
@@ -136,7 +136,7 @@ def _why_not(authored: Authored, loss: Any, graphs: Sequence[GraphModule]) -> st
         reason = "there is no plain copy of the module"
     elif not isinstance(loss, torch.Tensor) or loss.dim():
         reason = "its forward returns no scalar"
-    elif written := [name for graph in graphs for name in _written_buffers(graph)]:
+    elif written := [name for graph in graphs for name in partitioning.written_names(graph)]:
         reason = f"buffer {written[0]} is written, and each rank's has seen its own batch alone"
     elif drawing := _random_node(graphs):
         path = module_path(drawing)
@@ -151,12 +151,6 @@ def _why_not(authored: Authored, loss: Any, graphs: Sequence[GraphModule]) -> st
 def _random_node(graphs: Sequence[GraphModule]) -> Node | None:
     nodes = (node for graph in graphs for node in calls_of(graph.graph, may_be_random))
     return next(filter(is_random, nodes), None)
-
-
-def _written_buffers(graph: GraphModule) -> list[str]:
-    """The buffers that a forward writes: what plain module would be run on, all batches have changed."""
-    descriptors = tree_leaves(graph.graph.output_node().meta.get("desc"))
-    return [name for name in map(aot.written_by, descriptors) if name]
 
 
 def _free_bytes(authored: Authored) -> int:
