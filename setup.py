@@ -8,7 +8,8 @@ from setuptools.command.build_py import build_py
 LESSONS = find_namespace_packages("lessons", include=["course", "l*", "recipes"], exclude=["*__pycache__"])
 RESULTS = ("course/*.json", "compat_torch_*.json", "traces_h200/*", "traces_h200x2/*", "llama3_1b_h200x2.jsonl",
            "llama3_1b_h200x4.jsonl", "notebook_10_h200x4.json", "whole_step_h200x1.jsonl",
-           "float8_numerics_gloo.json", "float8_products_h200.json", "causal_attention_h200x1.jsonl")
+           "float8_numerics_gloo.json", "float8_products_h200.json", "causal_attention_h200x1.jsonl",
+           "pipeline_16_cores.jsonl")
 COURSE = ("notebooks/*.ipynb", "examples/*.py", "docs/**/*.md", "docs/**/*.svg",
           *(f"benchmarks/results/{name}" for name in RESULTS))
 """What the course reads: notebooks, examples, the documents that they link, and recorded results."""
