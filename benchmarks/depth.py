@@ -1,9 +1,10 @@
-"""What a capture and a partition cost by depth.
+"""What a capture, a partition and bucketing cost by depth.
 
     python benchmarks/depth.py [--layers 4 32] [--repeats 3] [--json FILE]
 
 Runs llama3 of 128 channels on a fake world of 512 (dp_replicate 16 x dp_shard 8 x tp 4), where sizes cost no time. The
-depths take turns, and medians are reported; seconds are wall time, and beside them the process's own.
+depths take turns, and medians are reported, in seconds of the process. `gauge_cpu_seconds` is torch's own capture of 4
+layers: how fast this machine is. tests/pipeline/test_depth.py compares with results/depth_gauged.json.
 """
 
 from __future__ import annotations
@@ -11,32 +12,75 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from overhead import quiet_heap
+from overhead import bare_capture, quiet_heap
 from result import tell
 
-from workbench import author, capture, fake_world, partition
+from workbench import author, capture, fake_world, partition, run_partitioned
 from workbench.authoring.authored import Authored
 from workbench.recipe.recipe import Recipe
 
 MESH = {"dp_replicate": 16, "dp_shard": 8, "tp": 4}
+STAGES = ("capture_cpu_seconds", "partition_cpu_seconds", "bucketing_cpu_seconds")
+GAUGE_LAYERS = 4
 
 
 def timed(authored: Authored) -> dict[str, Any]:
-    """Seconds of a capture and of the partition after it."""
-    found: dict[str, Any] = {}
+    """Seconds of a capture, of the partition after it, and of bucketing its forward and backward."""
     with quiet_heap():
-        laps = [(time.perf_counter(), time.process_time())]
+        laps = [time.process_time()]
         joint = capture(authored)
-        laps.append((time.perf_counter(), time.process_time()))
+        laps.append(time.process_time())
         nodes = len(joint.graph.graph.nodes)
-        partition(joint)
-        laps.append((time.perf_counter(), time.process_time()))
-    for name, before, after in zip(("capture", "partition"), laps, laps[1:], strict=False):
-        found |= {f"{name}_seconds": after[0] - before[0], f"{name}_cpu_seconds": after[1] - before[1]}
-    return found | {"nodes": nodes}
+        pair = partition(joint)
+        laps.append(time.process_time())
+        run_partitioned(pair, ["transformer_block_bucketing"])
+        laps.append(time.process_time())
+    seconds = [after - before for before, after in pairwise(laps)]
+    return {"nodes": nodes, **dict(zip(STAGES, seconds, strict=True))}
+
+
+def gauged(authored: Authored) -> float:
+    began = time.process_time()
+    bare_capture(authored)
+    return time.process_time() - began
+
+
+def measure(depths: list[int], repeats: int) -> dict[str, Any]:
+    """A row for each depth, and the gauge: medians of the repeats."""
+    recipe = Recipe(name="depth", mesh=MESH, data={"seq_len": 16})  # type: ignore[arg-type]
+    runs: dict[int, list[dict[str, Any]]] = {layers: [] for layers in depths}
+    with fake_world(recipe.mesh.world_size) as world:
+        models = {layers: author(recipe.override({"model.n_layers": layers}), world) for layers in depths}
+        small = author(recipe.override({"model.n_layers": GAUGE_LAYERS}), world)
+        bare_capture(small)
+        timed(small)  # imports and caches
+        gauge = []
+        for _ in range(repeats):
+            gauge.append(gauged(small))
+            for layers, authored in models.items():
+                runs[layers].append(timed(authored))
+    rows = []
+    for layers, each in runs.items():
+        medians = {stage: statistics.median(run[stage] for run in each) for stage in STAGES}
+        rows.append({"layers": layers, "nodes": each[0]["nodes"], **medians})
+    return {"mesh": MESH, "gauge_cpu_seconds": statistics.median(gauge), "rows": rows}
+
+
+def slower(now: dict[str, Any], before: dict[str, Any], factor: float = 1.5) -> list[str]:
+    """The stages that take more than `factor` times what they took before, in units of the gauge, at each depth."""
+    found = []
+    rows = {row["layers"]: row for row in before["rows"]}
+    for row in now["rows"]:
+        for stage in STAGES:
+            of_now = row[stage] / now["gauge_cpu_seconds"]
+            of_before = rows[row["layers"]][stage] / before["gauge_cpu_seconds"]
+            if of_now > factor * of_before:
+                found.append(f"{stage} at {row['layers']} layers: {of_now:.2f} gauges, {of_before:.2f} before")
+    return found
 
 
 def main() -> None:
@@ -45,21 +89,9 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    recipe = Recipe(name="depth", mesh=MESH, data={"seq_len": 16})  # type: ignore[arg-type]
-    runs: dict[int, list[dict[str, Any]]] = {layers: [] for layers in options.layers}
-    with fake_world(recipe.mesh.world_size) as world:
-        models = {layers: author(recipe.override({"model.n_layers": layers}), world) for layers in options.layers}
-        partition(capture(author(recipe.override({"model.n_layers": 1}), world)))  # warm-up: imports and caches
-        for _ in range(options.repeats):
-            for layers, authored in models.items():
-                runs[layers].append(timed(authored))
-    rows = []
-    for layers, each in runs.items():
-        row = {"layers": layers, "nodes": each[0]["nodes"]}
-        rows.append(row | {k: statistics.median(r[k] for r in each) for k in each[0] if k.endswith("seconds")})
     sizes = " ".join(map(str, options.layers))
     tell(f"python benchmarks/depth.py --layers {sizes} --repeats {options.repeats}",
-         {"mesh": MESH, "rows": rows, "runs": runs}, options.json)
+         measure(options.layers, options.repeats), options.json)
 
 
 if __name__ == "__main__":

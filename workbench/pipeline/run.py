@@ -190,7 +190,7 @@ def _profiled(built: Built) -> StepProfile | None:
         if built.known.authoring is None:
             if built.known.ran is None and kernels is None:
                 once()
-            built.known.authoring = check_replicas(built.authored)
+            built.known.authoring = check_replicas(built.authored, step.optimizer)
     if kernels is None or launches is None:
         return None
     note_kernels(built, kernels)
