@@ -40,10 +40,9 @@ def check_replicas(authored: Authored, optimizer: torch.optim.Optimizer | None =
     The bits are compared, by two sums of them; where those differ on GPUs, whose kernels add in any order, the values.
     optimizer: that of a step which keeps its gradients to itself: its mean of them is compared.
     """
-    gradients = {name: p.grad for name, p in authored.module.named_parameters()}
-    if optimizer is not None:
-        for name, p in authored.module.named_parameters():
-            gradients[name] = optimizer.state.get(p, {}).get("exp_avg")
+    gradients: dict[str, Any] = {}
+    for name, p in authored.module.named_parameters():
+        gradients[name] = p.grad if optimizer is None else optimizer.state.get(p, {}).get("exp_avg")
     groups = dict(_replicated(gradients))
     names = dict.fromkeys(name for name, _ in groups)
     sums = {name: _sums(_local(gradients[name])) for name in names}
