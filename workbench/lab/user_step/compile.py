@@ -71,8 +71,9 @@ def compile(
     and in each step. Its parameters stay the same objects. example: a batch of this rank as the loop will have it: a
     tuple of the forward's arguments, a dict of keyword arguments, or one tensor. Where the forward has an argument
     `use_cache`, as in transformers, it gets use_cache=False unless the example has it. level: "full" runs each pass's
-    graph against the one that it received, and two training steps against eager, on the example; "light" runs no graph, and compares no gradients.
-    progress: as for `run`. A FAIL is a warning, and the step runs all the same: `step.report.ok` tells.
+    graph against the one that it received, and two training steps against eager, on the example; "light" runs no graph,
+    and compares no gradients. progress: as for `run`. A FAIL is a warning, and the step runs all the same:
+    `step.report.ok` tells.
 
     optimizer: an AdamW over all parameters, whose update becomes part of the captured step, behind clipping to a norm
     of `clip`. The forward must return the loss alone; a step then returns (loss, norm before clipping).
