@@ -1,8 +1,6 @@
 """Judge mutants of graphs by every verdict, and note which one caught each.
 
-    python tests/mutants/judge.py --out mutants.jsonl    (start it again to go on)
-    python tests/mutants/judge.py --table mutants.jsonl benchmarks/results/mutants.json
-    python tests/mutants/judge.py --out mutants.jsonl --earlier benchmarks/results/mutants.csv
+    python tests/mutants/judge.py    (start it again to go on: it keeps its rows in out/mutants.jsonl)
 
 A mutant stands for what a user's EXACT pass returned. lint, effect, collectives and memory judge it on a fake world of
 two ranks; of a mutant on one rank alone, the order of collectives is compared with the original's. What none of them
@@ -10,25 +8,25 @@ fails runs on two gloo ranks against its original, bit by bit. A run that raises
 as caught by running. What gives the same bits runs on three more inputs: equal there, too, it is equivalent by values;
 different there, it is a false PASS.
 
-With --earlier, a mutant that touches the nodes that it touched in an earlier table keeps what values said of it there,
-but for one of ten, which is judged again: the table says how many of these are judged otherwise.
+At the end it writes benchmarks/results/mutants.json, and the rows beside it as CSV. The table of torch 2.13.0 took what
+values said of 894 of its mutants from the table before ("earlier" in its last column): 97 others were judged again, and
+none otherwise.
 """
 
-import argparse
 import csv
 import itertools
 import json
 import sys
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from random import Random
-from types import MappingProxyType
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the package
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import torch
 from mutants import running
 from mutants.operators import OPERATORS
 from mutants.reasons import DEFAULT, reason, why_survived
@@ -37,15 +35,15 @@ from mutants.subjects import NAMES, PARTS, Subject, subject
 from workbench import Outcome, fake_world
 from workbench.world.ranks import RankError, RankPool, ranks
 
+ROOT = Path(__file__).resolve().parents[2]
 SEED = 25
 MUTANTS = 2700
 LEAST, LEAST_EACH = 0.99, 0.95  # of all mutants that are not equivalent, and of those of each operator
 ALONE = 0.25  # of the mutants that change what a rank computes: planted on one rank
 SECONDS = 30.0  # of a run on ranks that have the subject
 START = 280.0
-COLUMNS = ("mutant", "touches", "verdict", "fails", "tells", "named by", "values")
-BY_VALUES = ("numerics", "running", "equivalent", "false PASS")
-AGAIN = 0.1  # of the mutants that an earlier table has: judged by values again
+RESULTS = ROOT / "benchmarks" / "results" / "mutants"
+COLUMNS = ("mutant", "touches", "verdict", "fails", "tells", "named by")
 
 
 def planted(whole: Subject, name: str) -> Iterator[tuple[running.Mutant, Any]]:
@@ -85,8 +83,8 @@ def light(whole: Subject, mutant: running.Mutant, made: Any) -> dict[str, Any]:
     return row
 
 
-def by_values(pool: RankPool, mutant: running.Mutant, row: dict[str, Any], locate: bool) -> bool:
-    """Add to the row what a run on ranks says; False where the ranks' graph got another mutant, as none should."""
+def by_values(pool: RankPool, mutant: running.Mutant, row: dict[str, Any], locate: bool) -> None:
+    """Add to the row what a run on ranks says."""
     usual = pool.timeout
     try:
         if not pool.pids or pool.run(running.held) != [mutant.subject] * pool.size:
@@ -95,13 +93,10 @@ def by_values(pool: RankPool, mutant: running.Mutant, row: dict[str, Any], locat
         pool.timeout = SECONDS
         told = pool.run(running.numeric, mutant, row["nodes"], locate)
     except RankError as error:
-        if "the fake world touched" in str(error):
-            print(f"\nnot judged: {error}", file=sys.stderr)
-            return False
         if not error.timed_out and all(failure.kind != "died" for failure in error.failures):
             raise RuntimeError(f"{mutant.key}: the judge failed, and not the mutant: {error}") from error
         row["caught"]["running"] = str(error).splitlines()[0]
-        return True
+        return
     finally:
         pool.timeout = usual
     first = told[0]
@@ -110,7 +105,6 @@ def by_values(pool: RankPool, mutant: running.Mutant, row: dict[str, Any], locat
         row["caught"]["running" if first["outcome"] == "RAISED" else "numerics"] = first["message"]
     elif any(each["others"] for each in told):
         row["false_pass"] = True
-    return True
 
 
 def finish(row: dict[str, Any]) -> dict[str, Any]:
@@ -122,48 +116,33 @@ def finish(row: dict[str, Any]) -> dict[str, Any]:
     return row
 
 
-def recalled(row: dict[str, Any], earlier: dict[str, str]) -> dict[str, Any]:
-    """The row with what values said of the same mutant in an earlier table."""
-    by, named_by = earlier["verdict"], earlier["named by"]
-    caught = {by: ""} if by in ("numerics", "running") else {}
-    return row | {"caught": caught, "by": by, "named": named_by == "sentence", "located": named_by == "bisect",
-                  "values": "earlier"}
-
-
 def judge(whole: Subject, mutants: Iterable[tuple[running.Mutant, Any]], pool: RankPool | None, *,
-          locate: bool = True, table: Mapping[str, dict[str, str]] = MappingProxyType({})) -> Iterator[dict[str, Any]]:
-    """The row of each mutant of one subject, whose fake world is open. Without a pool, values judge nothing.
-
-    table: the lines of an earlier one, by mutant.
-    """
+          locate: bool = True) -> Iterator[dict[str, Any]]:
+    """The row of each mutant of one subject, whose fake world is open. Without a pool, values judge nothing."""
     for mutant, made in mutants:
-        row, earlier = light(whole, mutant, made), table.get(mutant.key)
-        if not row["caught"] and earlier and earlier["touches"].split() == row["nodes"]:
-            if Random(f"{SEED}/{mutant.key}").random() >= AGAIN:
-                yield recalled(row, earlier)
-                continue
-            row["earlier"] = earlier["verdict"]
-        if row["caught"] or pool is None or by_values(pool, mutant, row, locate):
-            yield finish(row)
+        row = light(whole, mutant, made)
+        if not row["caught"] and pool is not None:
+            by_values(pool, mutant, row, locate)
+        yield finish(row)
 
 
-def judged(count: int, pool: RankPool, known: Collection[str], **options: Any) -> Iterator[dict[str, Any]]:
+def judged(count: int, pool: RankPool, known: Collection[str]) -> Iterator[dict[str, Any]]:
     """The rows of `count` mutants, as many of each subject, but for those in `known`."""
     for place, name in enumerate(NAMES):
         share = count * (place + 1) // len(NAMES) - count * place // len(NAMES)
         with fake_world(2) as world:
             whole = subject(name, world)
             mutants = itertools.islice(planted(whole, name), share)
-            yield from judge(whole, (m for m in mutants if m[0].key not in known), pool, **options)
+            yield from judge(whole, (m for m in mutants if m[0].key not in known), pool)
 
 
-def go_on(path: Path, count: int, pool: RankPool, **options: Any) -> Iterator[dict[str, Any]]:
+def go_on(path: Path, count: int, pool: RankPool) -> Iterator[dict[str, Any]]:
     """Judge the mutants that the file does not hold yet: each is written as soon as it is judged."""
     known = read(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in known), encoding="utf-8")  # without a torn last line
     with path.open("a", encoding="utf-8") as file:
-        for row in judged(count, pool, {row["key"] for row in known}, **options):
+        for row in judged(count, pool, {row["key"] for row in known}):
             file.write(json.dumps(row) + "\n")
             file.flush()
             yield row
@@ -173,12 +152,6 @@ def read(path: Path) -> list[dict[str, Any]]:
     """The rows that a run has written so far; a last line that a kill has torn is none."""
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
-
-
-def lines_of(path: Path) -> dict[str, dict[str, str]]:
-    """The lines of a table's CSV that values judged, by mutant."""
-    with path.open(encoding="utf-8", newline="") as file:
-        return {line["mutant"]: line for line in csv.DictReader(file) if line["verdict"] in BY_VALUES}
 
 
 def figures(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -198,11 +171,8 @@ def table_of(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """What benchmarks/results keeps of a run's rows."""
     equal = [row for row in rows if row["by"] == "equivalent"]
     names = dict.fromkeys(row["operator"] for row in rows)
-    again = [row for row in rows if "earlier" in row]
     return {
         "subjects": list(dict.fromkeys(row["subject"] for row in rows)),
-        "earlier": {"kept": sum(row.get("values") == "earlier" for row in rows), "again": len(again),
-                    "otherwise": [row["key"] for row in again if row["by"] != row["earlier"]]},
         "whole": {"kind": "all", **figures(rows)},
         "operators": {name: {"about": OPERATORS[name].about, "kind": OPERATORS[name].kind,
                              **figures([row for row in rows if row["operator"] == name])} for name in names},
@@ -229,36 +199,25 @@ def unmet(table: dict[str, Any], planted: int = 0, operators: int = 0) -> list[s
                     if each["why"] == DEFAULT]
 
 
-def write_table(rows: Path, target: Path) -> None:
-    """Draw the run's rows together, as benchmarks/results keeps them, and put the rows beside that, as CSV."""
-    import torch
-
+def write_table(rows: Sequence[dict[str, Any]]) -> None:
+    """Draw a run's rows together, as benchmarks/results keeps them, and put the rows beside that, as CSV."""
     head = {"torch": torch.__version__, "seed": SEED, "ranks": 2, "command": "python tests/mutants/judge.py"}
-    found = read(rows)
-    target.write_text(json.dumps(head | table_of(found), indent=1) + "\n", encoding="utf-8")
-    with target.with_suffix(".csv").open("w", encoding="utf-8", newline="") as file:
+    RESULTS.with_suffix(".json").write_text(json.dumps(head | table_of(rows), indent=1) + "\n", encoding="utf-8")
+    with RESULTS.with_suffix(".csv").open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(COLUMNS)
-        for row in found:
+        for row in rows:
             named_by = "sentence" if row["named"] else "bisect" if row["located"] else ""
             writer.writerow([row["key"], " ".join(row["nodes"]), row["by"], " ".join(row["caught"]),
-                             " ".join(row["told"]), named_by, row.get("values", "")])
+                             " ".join(row["told"]), named_by])
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--mutants", type=int, default=MUTANTS)
-    parser.add_argument("--out", type=Path, default=Path("mutants.jsonl"))
-    parser.add_argument("--earlier", type=Path, metavar="CSV", help="keep what values said there of the same mutants")
-    parser.add_argument("--table", nargs=2, type=Path, metavar=("ROWS", "JSON"), help="write the table and end")
-    options = parser.parse_args()
-    if options.table:
-        write_table(*options.table)
-        return
+    path = ROOT / "out" / "mutants.jsonl"
     with ranks(2, "gloo", timeout=START, echo="none") as pool:
-        table = lines_of(options.earlier) if options.earlier else {}
-        for row in go_on(options.out, options.mutants, pool, table=table):
+        for row in go_on(path, MUTANTS, pool):
             print(f"\r{row['key']:<80} {row['by']:<12}", end="", file=sys.stderr)
+    write_table(read(path))
 
 
 if __name__ == "__main__":

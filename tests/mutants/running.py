@@ -106,7 +106,7 @@ def names_one(text: str, names: Sequence[str]) -> bool:
     return any(re.search(rf"(?<![\w.]){re.escape(name)}(?!\w)", text) for name in names)
 
 
-def prepare(name: str) -> int:
+def prepare(name: str) -> None:
     """Capture a subject on this rank, and run its graphs once. Every rank must call it."""
     if name not in _HELD:
         _HELD.clear()
@@ -114,7 +114,6 @@ def prepare(name: str) -> int:
             _FUSED.append(as_two_operators("CPU"))
             _FUSED[0].__enter__()
         _HELD[name] = subject(name, current_world())
-    return len(_HELD[name].inputs)
 
 
 def held() -> str:

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 
 DIM, SEQ, VOCAB = 8, 4, 16
@@ -18,14 +17,12 @@ DIM, SEQ, VOCAB = 8, 4, 16
 
 @dataclass(frozen=True)
 class Odd:
-    """make: the module. tokens: its input are tokens. slow: never in the daily sample. double: compared in float64,
-    where another order of sums does not show. traced: whether make_fx's capture is tried, too. between: called with
-    the module after each step."""
+    """make: the module. tokens: its input are tokens. slow: never in the daily sample. traced: whether make_fx's
+    capture is tried, too. between: called with the module after each step."""
 
     make: Callable[[], nn.Module]
     tokens: bool = False
     slow: bool = False
-    double: bool = False
     traced: bool = False
     between: Callable[[Any], Any] | None = None
 
@@ -99,21 +96,10 @@ written("a complex parameter", lambda m, x: (x * m.phase).abs(),
 
 
 @odd("tied embeddings", tokens=True)
-class TiedEmbedding(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed, self.head = nn.Embedding(VOCAB, DIM), nn.Linear(DIM, VOCAB, bias=False)
-        self.head.weight = self.embed.weight
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self.head(self.embed(tokens))
-
-
-# control flow and containers
-
-written("a branch on a value", lambda m, x: x if bool(x.sum() > 0) else -x)
-written("nested containers", lambda m, x: m.tree["left"][0](x) + m.tree["right"][1](x), tree=lambda: nn.ModuleDict({
-    "left": nn.ModuleList([nn.Linear(DIM, DIM)]), "right": nn.Sequential(nn.Identity(), nn.Linear(DIM, DIM))}))
+def tied() -> nn.Module:
+    embed, head = nn.Embedding(VOCAB, DIM), nn.Linear(DIM, VOCAB, bias=False)
+    head.weight = embed.weight
+    return nn.Sequential(embed, head)
 
 
 # autograd
@@ -130,41 +116,15 @@ class Doubled(torch.autograd.Function):
         return 3 * ctx.saved_tensors[0] * grad  # not the derivative, so that it shows
 
 
-def _without_gradient(m: Any, x: Tensor) -> Tensor:
-    with torch.no_grad():
-        scale = x.abs().mean()
-    return x / (scale + 1)
-
-
 written("a custom gradient", lambda m, x: Doubled.apply(x))
-written("a part without gradient", _without_gradient)
 written("a chain in place", lambda m, x: x.mul(2).add_(1).mul_(0.5).sigmoid_())
-
-
-@odd("a hook on a module")
-def hooked() -> nn.Module:
-    module = Written(lambda m, x: m.head(x), head=nn.Linear(DIM, DIM))
-    module.head.register_forward_hook(lambda m, given, out: out * 2)
-    module.head.register_forward_pre_hook(lambda m, given: (given[0] + 1,))
-    return module
 
 
 # layers of torch
 
-written("dropout", lambda m, x: F.dropout(x, 0.5, m.training))
 written("attention", lambda m, x: m.attend(x, x, x, need_weights=False)[0],
         attend=lambda: nn.MultiheadAttention(DIM, 2, batch_first=True))
 written("an LSTM", lambda m, x: m.recur(x)[0], recur=lambda: nn.LSTM(DIM, DIM, batch_first=True))
-
-
-class Looked(nn.Module):
-    def __init__(self, embed: nn.Module) -> None:
-        super().__init__()
-        self.embed, self.head = embed, nn.Linear(DIM, DIM)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self.head(self.embed(tokens))
-
-
-odd("renormed embeddings", tokens=True)(lambda: Looked(nn.Embedding(VOCAB, DIM, max_norm=1.0)))
-odd("sparse embeddings", tokens=True)(lambda: Looked(nn.Embedding(VOCAB, DIM, sparse=True)))
+for kind, options in {"renormed": {"max_norm": 1.0}, "sparse": {"sparse": True}}.items():
+    odd(f"{kind} embeddings", tokens=True)(
+        lambda options=options: nn.Sequential(nn.Embedding(VOCAB, DIM, **options), nn.Linear(DIM, DIM)))

@@ -1,13 +1,11 @@
-"""Odd modules that keep something between their steps, in Python or in buffers, and share, hook or write it; odd ways
-through autograd.
+"""Odd modules that keep something between their steps, in Python or in buffers, and share, hook or write it; that draw
+numbers or ask about values; odd ways through autograd.
 """
 
-import itertools
 import random
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
@@ -16,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from zoo.models import DIM, Written, odd, written
 
 LINEAR = {"head": lambda: nn.Linear(DIM, DIM)}
+ONES = {"mean": lambda: torch.ones(DIM)}
 
 
 def changed(change: Callable[[Any], Any], function: Callable[[Any, Tensor], Any] = lambda m, x: m.head(x),
@@ -29,34 +28,7 @@ def changed(change: Callable[[Any], Any], function: Callable[[Any, Tensor], Any]
     return make
 
 
-# attributes of the module
-
-
-def _appended(m: Any, x: Tensor) -> Tensor:
-    m.kept.append(x)
-    return x * len(m.kept)
-
-
-def _array_written(m: Any, x: Tensor) -> Tensor:
-    m.array[0] += 1
-    return x * torch.from_numpy(m.array)
-
-
-written("activations in a list", _appended, kept=list)
-written("numbers taken from an iterator", lambda m, x: x * next(m.kept), kept=itertools.count)
-written("a generator of Python's random numbers", lambda m, x: x * m.kept.random(), kept=lambda: random.Random(0))
-written("an array that is written", _array_written, array=lambda: np.zeros(DIM, np.float32))
-
-
-# outside of the module, and the last step's gradient
-
-CALLS = 0
-
-
-def _global_number(m: Any, x: Tensor) -> Tensor:
-    global CALLS
-    CALLS += 1
-    return x * CALLS
+# what is kept from step to step
 
 
 def _closure() -> Callable[[Any, Tensor], Tensor]:
@@ -70,16 +42,9 @@ def _closure() -> Callable[[Any, Tensor], Tensor]:
     return function
 
 
-def _by_gradient(m: Any, x: Tensor) -> Tensor:
-    return x if m.layer.weight.grad is None else -x
-
-
-written("a number that is a global", _global_number)
-written("a number of a closure", _closure())
-written("a branch on the last gradient", _by_gradient)
-
-
-# averages, and what else is kept from step to step
+def _of_weight(m: Any, x: Tensor) -> Tensor:
+    m.layer.weight.calls = getattr(m.layer.weight, "calls", 0) + 1
+    return x * m.layer.weight.calls
 
 
 def _average_of_a_weight(m: Any, x: Tensor) -> Tensor:
@@ -99,9 +64,32 @@ def _registered_late(m: Any, x: Tensor) -> Tensor:
     return x - m.late
 
 
+def _swapped(m: Any, x: Tensor) -> Tensor:
+    found = x * m.mean
+    m.mean, m.other = m.other, m.mean
+    return found
+
+
+def _written_in_a_checkpoint(m: Any, x: Tensor) -> Tensor:
+    return checkpoint(lambda y: y.sin() * m.mean.add_(1), x, use_reentrant=False)
+
+
+def _times_a_counter(m: Any, x: Tensor) -> Tensor:
+    found = x * m.steps.item()
+    m.steps.add_(1)
+    return found
+
+
+written("a number of a closure", _closure())
+written("a number of a weight", _of_weight)
+written("a branch on the last gradient", lambda m, x: x if m.layer.weight.grad is None else -x)
+written("the version of a weight", lambda m, x: x * m.layer.weight._version)
 written("a moving average of a weight", _average_of_a_weight, shadow=lambda: torch.zeros(DIM, DIM))
 written("the last step's activation", _last, seen=lambda: None)
 written("a buffer of the forward", _registered_late)
+written("buffers that change places", _swapped, **ONES, other=lambda: torch.zeros(DIM))
+written("a buffer written in a checkpoint", _written_in_a_checkpoint, **ONES)
+written("a product with an item", _times_a_counter, steps=lambda: torch.ones((), dtype=torch.int64))
 odd("a tensor that is no buffer")(
     changed(lambda m: object.__setattr__(m, "state", torch.zeros(())), lambda m, x: x * m.state.add_(1)))
 odd("a buffer that is not saved, and one that is None")(changed(
@@ -109,29 +97,23 @@ odd("a buffer that is not saved, and one that is None")(changed(
     lambda m, x: x * m.scale if m.no is None else x))
 
 
-# shared memory and shared modules
+# numbers that are drawn, and values that are asked about
+
+written("a number of uniform", lambda m, x: x * random.uniform(0, 1))
+written("a number of choice", lambda m, x: x * random.choice([1, 2]))
+written("a loop over an item", lambda m, x: sum([x for _ in range(m.size.item())], x),
+        size=lambda: torch.ones((), dtype=torch.int64))
+written("a number read from a tensor", lambda m, x: x * float(x.mean()))
+written("rows chosen by value", lambda m, x: x[x > 0])
+written("a branch by torch.cond", lambda m, x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)))
+
+
+# shared memory, hooks and writes
 
 
 def _halves(m: Any) -> None:
     both = torch.linspace(-1, 1, 2 * DIM)
     m.left, m.right = nn.Parameter(both[:DIM]), nn.Parameter(both[DIM:])
-
-
-odd("parameters that are views of one tensor")(changed(_halves, lambda m, x: x * m.left + m.right))
-odd("a buffer in a parameter's memory")(changed(
-    lambda m: m.register_buffer("same", m.head.weight.data), lambda m, x: m.head(x) @ m.same))
-odd("two buffers in one memory")(changed(
-    lambda m: [m.register_buffer(name, m.zero) for name in ("one", "two")],
-    lambda m, x: m.one.add_(1) * 0 + x * m.two, zero=lambda: torch.zeros(())))
-
-
-# hooks
-
-odd("a hook on a module's gradient")(changed(
-    lambda m: m.head.register_full_backward_hook(lambda part, inner, outer: (inner[0] * 2,))))
-odd("a hook on a parameter")(changed(lambda m: m.head.weight.register_hook(lambda grad: grad * 2)))
-odd("a hook after a parameter's gradient")(changed(
-    lambda m: m.head.weight.register_post_accumulate_grad_hook(lambda p: None)))
 
 
 def _hooked_tensor(m: Any, x: Tensor) -> Tensor:
@@ -140,36 +122,28 @@ def _hooked_tensor(m: Any, x: Tensor) -> Tensor:
     return found
 
 
-written("a hook on a tensor", _hooked_tensor)
-
-
-# writes
-
-
-def _clamped(m: Any, x: Tensor) -> Tensor:
-    with torch.no_grad():
-        m.layer.weight.clamp_(-0.1, 0.1)
-    return m.layer(x)
-
-
 def _decayed(m: Any, x: Tensor) -> Tensor:
     m.layer.weight.data.mul_(0.9)
     return m.layer(x)
 
 
-written("a weight clamped in the forward", _clamped)
+odd("parameters that are views of one tensor")(changed(_halves, lambda m, x: x * m.left + m.right))
+odd("a buffer in a parameter's memory")(changed(
+    lambda m: m.register_buffer("same", m.head.weight.data), lambda m, x: m.head(x) @ m.same))
+odd("two buffers in one memory")(changed(
+    lambda m: [m.register_buffer(name, m.zero) for name in ("one", "two")],
+    lambda m, x: m.one.add_(1) * 0 + x * m.two, zero=lambda: torch.zeros(())))
+odd("a hook on a module")(changed(
+    lambda m: (m.head.register_forward_hook(lambda part, inputs, out: out * 2),
+               m.head.register_forward_pre_hook(lambda part, inputs: (inputs[0] + 1,)))))
+odd("a hook on a module's gradient")(changed(
+    lambda m: m.head.register_full_backward_hook(lambda part, inner, outer: (inner[0] * 2,))))
+odd("a hook on a parameter")(changed(lambda m: m.head.weight.register_hook(lambda grad: grad * 2)))
+odd("a hook after a parameter's gradient")(changed(
+    lambda m: m.head.weight.register_post_accumulate_grad_hook(lambda p: None)))
+written("a hook on a tensor", _hooked_tensor)
 written("a weight decayed by its data", _decayed)
-
-
-@odd("an input written in place")
-class WritesInput(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(DIM, DIM)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x.mul_(2)
-        return self.layer(x)
+odd("an input written in place")(lambda: nn.Sequential(nn.ReLU(inplace=True), nn.Linear(DIM, DIM)))
 
 
 # autograd
@@ -188,10 +162,6 @@ written("a gradient inside", _gradient_inside)
 written("autocast inside", _autocast, **LINEAR)
 written("dropout in a checkpoint", lambda m, x: checkpoint(m.inner, x, use_reentrant=False),
         inner=lambda: nn.Sequential(nn.Linear(DIM, DIM), nn.Dropout(0.5)))
-written("a branch by torch.cond", lambda m, x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)))
-written("a number read from a tensor", lambda m, x: x * float(x.mean()))
-written("rows chosen by value", lambda m, x: x[x > 0])
-written("Python's global random numbers", lambda m, x: x * random.random())
 
 
 # modules of other kinds
