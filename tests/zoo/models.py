@@ -54,8 +54,23 @@ class Written(nn.Module):
         return self.function(self, self.layer(x))
 
 
-def written(name: str, function: Callable[[Any, Tensor], Any], **parts: Callable[[], Any]) -> None:
-    odd(name)(lambda: Written(function, **{part: make() for part, make in parts.items()}))
+def written(name: str, function: Callable[[Any, Tensor], Any], *, change: Callable[[Any], Any] = lambda m: None,
+            traced: bool = False, between: Callable[[Any], Any] | None = None, **parts: Callable[[], Any]) -> None:
+    """change: called with the module when it is made. parts: its attributes."""
+    def make() -> nn.Module:
+        module = Written(function, **{part: make() for part, make in parts.items()})
+        change(module)
+        return module
+
+    odd(name, traced=traced, between=between)(make)
+
+
+def head(m: Any, x: Tensor) -> Tensor:
+    return m.head(x)
+
+
+LINEAR = {"head": lambda: nn.Linear(DIM, DIM)}
+ONES = {"mean": lambda: torch.ones(DIM)}
 
 
 # buffers, and what a step writes
@@ -85,7 +100,7 @@ written("layer norm", lambda m, x: m.norm(x), norm=lambda: nn.LayerNorm(DIM))
 
 # parameters
 
-written("spectral norm", lambda m, x: m.head(x), head=lambda: parametrizations.spectral_norm(nn.Linear(DIM, DIM)))
+written("spectral norm", head, head=lambda: parametrizations.spectral_norm(nn.Linear(DIM, DIM)))
 written("a weight read transposed", lambda m, x: x @ m.layer.weight.t() @ m.layer.weight)
 written("a scalar parameter", lambda m, x: x * m.scale, scale=lambda: nn.Parameter(torch.ones(())))
 written("a frozen parameter", lambda m, x: x * m.scale,

@@ -11,22 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.utils.checkpoint import checkpoint
 
-from zoo.models import DIM, Written, odd, written
-
-LINEAR = {"head": lambda: nn.Linear(DIM, DIM)}
-ONES = {"mean": lambda: torch.ones(DIM)}
-
-
-def changed(change: Callable[[Any], Any], function: Callable[[Any, Tensor], Any] = lambda m, x: m.head(x),
-            **parts: Callable[[], Any]) -> Callable[[], nn.Module]:
-    """A `Written` with a linear head, which `change` has had in its hands."""
-    def make() -> nn.Module:
-        module = Written(function, **{name: part() for name, part in (LINEAR | parts).items()})
-        change(module)
-        return module
-
-    return make
-
+from zoo.models import DIM, LINEAR, ONES, head, odd, written
 
 # what is kept from step to step
 
@@ -90,11 +75,10 @@ written("a buffer of the forward", _registered_late)
 written("buffers that change places", _swapped, **ONES, other=lambda: torch.zeros(DIM))
 written("a buffer written in a checkpoint", _written_in_a_checkpoint, **ONES)
 written("a product with an item", _times_a_counter, steps=lambda: torch.ones((), dtype=torch.int64))
-odd("a tensor that is no buffer")(
-    changed(lambda m: object.__setattr__(m, "state", torch.zeros(())), lambda m, x: x * m.state.add_(1)))
-odd("a buffer that is not saved, and one that is None")(changed(
-    lambda m: (m.register_buffer("scale", torch.full((DIM,), 0.5), persistent=False), m.register_buffer("no", None)),
-    lambda m, x: x * m.scale if m.no is None else x))
+written("a tensor that is no buffer", lambda m, x: x * m.state.add_(1),
+        change=lambda m: object.__setattr__(m, "state", torch.zeros(())))
+written("a buffer that is not saved", lambda m, x: x * m.scale,
+        change=lambda m: m.register_buffer("scale", torch.full((DIM,), 0.5), persistent=False))
 
 
 # numbers that are drawn, and values that are asked about
@@ -116,6 +100,11 @@ def _halves(m: Any) -> None:
     m.left, m.right = nn.Parameter(both[:DIM]), nn.Parameter(both[DIM:])
 
 
+def _hooked(m: Any) -> None:
+    m.head.register_forward_hook(lambda part, inputs, out: out * 2)
+    m.head.register_forward_pre_hook(lambda part, inputs: (inputs[0] + 1,))
+
+
 def _hooked_tensor(m: Any, x: Tensor) -> Tensor:
     found = x * 1
     found.register_hook(lambda grad: grad * 3)
@@ -127,20 +116,19 @@ def _decayed(m: Any, x: Tensor) -> Tensor:
     return m.layer(x)
 
 
-odd("parameters that are views of one tensor")(changed(_halves, lambda m, x: x * m.left + m.right))
-odd("a buffer in a parameter's memory")(changed(
-    lambda m: m.register_buffer("same", m.head.weight.data), lambda m, x: m.head(x) @ m.same))
-odd("two buffers in one memory")(changed(
-    lambda m: [m.register_buffer(name, m.zero) for name in ("one", "two")],
-    lambda m, x: m.one.add_(1) * 0 + x * m.two, zero=lambda: torch.zeros(())))
-odd("a hook on a module")(changed(
-    lambda m: (m.head.register_forward_hook(lambda part, inputs, out: out * 2),
-               m.head.register_forward_pre_hook(lambda part, inputs: (inputs[0] + 1,)))))
-odd("a hook on a module's gradient")(changed(
-    lambda m: m.head.register_full_backward_hook(lambda part, inner, outer: (inner[0] * 2,))))
-odd("a hook on a parameter")(changed(lambda m: m.head.weight.register_hook(lambda grad: grad * 2)))
-odd("a hook after a parameter's gradient")(changed(
-    lambda m: m.head.weight.register_post_accumulate_grad_hook(lambda p: None)))
+written("parameters that are views of one tensor", lambda m, x: x * m.left + m.right, change=_halves)
+written("a buffer in a parameter's memory", lambda m, x: m.layer(x) @ m.same,
+        change=lambda m: m.register_buffer("same", m.layer.weight.data))
+written("two buffers in one memory", lambda m, x: m.one.add_(1) * 0 + x * m.two,
+        change=lambda m: m.register_buffer("two", m.one), one=lambda: torch.zeros(()))
+for name, change in {
+    "a hook on a module": _hooked,
+    "a hook on a module's gradient": lambda m: m.head.register_full_backward_hook(
+        lambda part, inner, outer: (inner[0] * 2,)),
+    "a hook on a parameter": lambda m: m.head.weight.register_hook(lambda grad: grad * 2),
+    "a hook after a parameter's gradient": lambda m: m.head.weight.register_post_accumulate_grad_hook(lambda p: None),
+}.items():
+    written(name, head, change=change, **LINEAR)
 written("a hook on a tensor", _hooked_tensor)
 written("a weight decayed by its data", _decayed)
 odd("an input written in place")(lambda: nn.Sequential(nn.ReLU(inplace=True), nn.Linear(DIM, DIM)))
@@ -172,8 +160,8 @@ class Symmetric(nn.Module):
         return weight.triu() + weight.triu(1).t()
 
 
-odd("a parametrisation of the user's")(changed(
-    lambda m: parametrize.register_parametrization(m.head, "weight", Symmetric())))
+written("a parametrisation of the user's", head, **LINEAR,
+        change=lambda m: parametrize.register_parametrization(m.head, "weight", Symmetric()))
 written("a lazy module", lambda m, x: m.lazy(x), lazy=lambda: nn.LazyLinear(DIM))
 written("a module in TorchScript", lambda m, x: m.script(x), script=lambda: torch.jit.script(nn.Linear(DIM, DIM)))
 written("a compiled module", lambda m, x: m.compiled(x), compiled=lambda: torch.compile(nn.Linear(DIM, DIM)))
