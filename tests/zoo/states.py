@@ -162,7 +162,6 @@ class Symmetric(nn.Module):
 
 written("a parametrisation of the user's", head, **LINEAR,
         change=lambda m: parametrize.register_parametrization(m.head, "weight", Symmetric()))
-written("a lazy module", lambda m, x: m.lazy(x), lazy=lambda: nn.LazyLinear(DIM))
 written("a module in TorchScript", lambda m, x: m.script(x), script=lambda: torch.jit.script(nn.Linear(DIM, DIM)))
 written("a compiled module", lambda m, x: m.compiled(x), compiled=lambda: torch.compile(nn.Linear(DIM, DIM)))
 written("parameters smaller than the mesh", lambda m, x: m.wide(m.narrow(x)) + m.none.sum(),

@@ -190,5 +190,5 @@ def test_a_refusal_of_several_sentences_is_seen() -> None:
 
 
 def test_the_zoo_is_large_and_a_difference_is_seen(pool2: Any) -> None:
-    assert len(ZOO) >= 80 and len(TRACED) >= 15
+    assert len(ZOO) >= 79 and len(TRACED) >= 15
     assert [outcome for outcome, _ in pool2.run(tried, "layer norm", "fsdp", True)] == ["fixed"] * 2
