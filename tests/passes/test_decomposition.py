@@ -4,13 +4,10 @@ from collections import Counter
 
 import pytest
 import torch
-from faults import naive_retrace
-from on_ranks import user_pass
 
 from workbench import Outcome, PassSpec, author_module, capture
 from workbench.graph.read.nodes import module_path, provenance
 from workbench.pipeline.run_passes import capture_decompositions, run_joint
-from workbench.torch_api.partitioning import PARTITIONERS
 
 pytestmark = pytest.mark.integration
 
@@ -53,25 +50,6 @@ def test_every_node_keeps_its_metadata(both, authored, through):
     assert {n.name: n.meta["desc"] for n in joint.graph.find_nodes(op="placeholder")} == \
         {n.name: n.meta["desc"] for n in plain.graph.find_nodes(op="placeholder")}
     joint.graph.lint()
-
-
-def test_the_naive_retrace_recomputes_the_forward(authored, through, monkeypatch):
-    """The retrace drops metadata, and torch's default partitioner then repeats the forward in the backward."""
-
-    def repeated(pair):
-        names = {n.name for n in pair.forward.graph.nodes if n.op == "call_function"}
-        return sum(n.name in names for n in pair.backward.graph.nodes if n.op == "call_function") / len(names)
-
-    with user_pass("naive", naive_retrace) as name:
-        with monkeypatch.context() as patched:
-            patched.setitem(PARTITIONERS, "min_cut", PARTITIONERS["default"])
-            records, naive, _ = through(authored, [name])
-            _, ours, _ = through(authored, [NAME])
-        assert records["naive"].verdict("lint").outcome is Outcome.FAIL
-        assert not any(module_path(n) for n in naive.backward.graph.nodes)
-        assert repeated(naive) > 0.9 and repeated(ours) < 0.25
-        _, with_min_cut, _ = through(authored, [name])
-    assert repeated(with_min_cut) < 0.2  # either repair is enough; we make both
 
 
 def test_a_capture_without_the_table_is_told(authored, through):

@@ -1,22 +1,19 @@
 """overlap_collectives: what moves, what must not, and that Inductor leaves the order as it is."""
 
 from contextlib import nullcontext
-from dataclasses import replace
 
 import pytest
 import torch
 import torch._inductor.config as config
 from on_ranks import FSDP_TP, small
-from torch._inductor.utils import is_collective, is_wait
 from torch.fx import Graph, GraphModule
 
-from workbench import World, author, build, capture, load_recipe, partition, register_pass, run_partitioned
+from workbench import World, author, build, capture, load_recipe, partition, run_partitioned
 from workbench.checks.verdicts import Outcome
 from workbench.graph.list_schedule import constraints, schedule
 from workbench.graph.read.collectives import exposed_in_node_order
-from workbench.graph.read.nodes import is_compute
 from workbench.graph.read.timeline import costs_of, simulate
-from workbench.passes.overlap_collectives import OverlapOptions, less_exposed, order_costs
+from workbench.passes.overlap_collectives import OverlapOptions, less_exposed
 from workbench.torch_api.inductor import kept_order, lowering
 
 pytestmark = pytest.mark.integration
@@ -91,55 +88,6 @@ def test_writes_and_random_operators_keep_their_order():
     must = constraints(GraphModule(torch.nn.Module(), graph))
     assert first in must[read] and {first, read} <= must[second] and second in must[again]
     assert one in must[two] and two not in must[one]
-
-
-def dense_order(gm, example_inputs, *, options):
-    """As many collectives as can be have a product behind them."""
-    costs = costs_of(gm, "h100")
-    costs = replace(costs, compute={node: ms * is_compute(node) for node, ms in costs.compute.items()})
-    for node in schedule(gm, costs, 40.0):
-        if node.op not in ("placeholder", "output"):
-            gm.graph.output_node().prepend(node)
-    return gm
-
-
-def waits_up(nodes):
-    """A pass of Inductor's scheduler: each wait right behind its launch."""
-    placed = [node for node in nodes if not is_wait(node.node)]
-    for wait in (node for node in nodes if is_wait(node.node)):
-        needs = {need.name for need in wait.unmet_dependencies}
-        launch = next(n for n in placed if is_collective(n.node) and not needs.isdisjoint(n.get_buffer_names()))
-        placed.insert(placed.index(launch) + 1, wait)
-    return placed
-
-
-def lowered(world, order, *, later=()):
-    """The records of an order and of full Inductor.
-
-    later: passes of Inductor's scheduler that come after keep_order's; it has none in deterministic mode.
-    """
-    recipe = load_recipe("llama3_full_inductor").override({
-        "mesh.dp_shard": 2, "mesh.tp": 2, "model.n_layers": 2, "strict": False, "free_order": True,
-        "training.deterministic": False, "passes": [BLOCKS, order, "full_inductor_compilation"]})
-    with config.patch(force_disable_caches=True, reorder_for_compute_comm_overlap=bool(later),
-                      reorder_for_compute_comm_overlap_passes=list(later)):
-        return build(recipe, world).records[-2:]
-
-
-@pytest.mark.compat
-@pytest.mark.nightly
-@pytest.mark.timeout(900)  # two compilations
-def test_inductors_code_keeps_the_order_of_the_graph_and_a_later_pass_that_does_not_is_told(fake4):
-    register_pass("dense_order", stage="partitioned", effect=less_exposed, options=OverlapOptions,
-                  order_costs=order_costs)(dense_order)
-    placed, kept = lowered(fake4, "dense_order")
-    found = kept.verdict("order")
-    assert found.outcome is Outcome.PASS and found.evidence["hidden"] > 5 and found.evidence["lost"] == 0
-    assert placed.verdict("effect").outcome is Outcome.PASS
-    placed, lost = lowered(fake4, "dense_order", later=[waits_up])
-    found = lost.verdict("order")
-    assert found.outcome is Outcome.FAIL and found.evidence["first"] in found.message
-    assert placed.verdict("effect").outcome is Outcome.NO_EFFECT
 
 
 @pytest.mark.nightly
