@@ -81,6 +81,8 @@ def optimised(model: Any) -> None:
 
 ON_ITS_OWN = "is compiled on its own: leave that out, and call torch.compile on the model after adopt"
 MODELS: dict[str, tuple[Callable[[], Any], str]] = {
+    "replicate": (lambda: replicate(Tiny(), mesh=init_device_mesh("cpu", (4,))),
+                  "parameter embed.weight is under replicate, and adopt takes what is under fully_shard"),
     "plain": (Tiny, "no module of Tiny is under fully_shard: call that before"),
     "compile": (lambda: sharded(compiled), f"module layers.0 {ON_ITS_OWN}"),
     "compiled": (lambda: sharded(optimised), f"module layers.0 {ON_ITS_OWN}"),
@@ -203,11 +205,6 @@ def test_axes_of_one_rank_are_left_out():
     authored = adopted(adopt(model))
     assert authored is not None and authored.axes == {"dp_shard": 4} and authored.mesh is not None
     assert authored.groups == {"dp_shard": str(authored.mesh.get_group("dp_shard").group_name)}
-
-
-def test_a_replicated_model_is_refused():
-    model = replicate(Tiny(), mesh=init_device_mesh("cpu", (4,)))
-    assert refusal(model) == "parameter embed.weight is under replicate, and adopt takes what is under fully_shard"
 
 
 def test_a_cuda_graph_that_is_being_recorded_is_refused(monkeypatch):

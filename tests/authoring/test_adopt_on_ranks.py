@@ -14,47 +14,33 @@ from workbench.authoring.plans import AuthoringError
 
 pytestmark = [pytest.mark.ranks, pytest.mark.compat]
 
-TWO = {
-    "a unit of two modules, columns": Case({"dp": 2}, {"layers": 2}, tail=True, columns=True, microbatches=2),
-    "bfloat16, tied, adapted": Case({"dp": 2}, {"tied": True, "adapted": True}, BF16, BF16_LOGITS),
-    "ignored": Case({"dp": 2}, {"adapted": True}, ignored=("scale", "b")),
-}
-FOUR = {
-    "hsdp": (Case({"outer": 2, "inner": 2}, {"tied": True}), {"dp_replicate": 2, "dp_shard": 2}),
-    "tp": (Case({"data": 2, "model": 2}, {"layers": 2}, microbatches=2), {"dp_shard": 2, "tp": 2}),
-}
+IGNORED = Case({"dp": 2}, {"adapted": True}, ignored=("scale", "b"))
 
 
-def of_case(case: Case, fault: str = "") -> tuple[list[str], dict[str, int], list[Any]]:
+def of_case(case: Case, fault: str = "") -> tuple[list[str], dict[str, int]]:
     names, authored = differing(case, fault)
-    return names, authored.axes, authored.buckets
+    return names, authored.axes
 
 
-@pytest.mark.parametrize("name", TWO)
-def test_five_steps_are_bitwise_those_of_fsdp2(pool2, name):
-    for different, axes, buckets in pool2.run(of_case, TWO[name]):
-        assert different == [] and axes == {"dp_shard": 2}
-        if TWO[name].tail:
-            assert buckets == ["embed", "layers.0", "layers.1", ["norm", "head"]]
-
-
-@pytest.mark.parametrize("name", FOUR)
-def test_two_axes_of_any_names_are_bitwise_too(pool4, name):
-    for different, axes, _ in pool4.run(of_case, FOUR[name][0]):
-        assert different == [] and axes == FOUR[name][1]
+# tied, bfloat16 and HSDP are in tests/lab/test_fsdp2_methods.py
+@pytest.mark.parametrize(("pool", "case", "axes"), [
+    ("pool2", Case({"dp": 2}, {"layers": 2}, tail=True, columns=True, microbatches=2), {"dp_shard": 2}),
+    ("pool2", IGNORED, {"dp_shard": 2}),
+    ("pool4", Case({"data": 2, "model": 2}), {"dp_shard": 2, "tp": 2}),
+], ids=["a unit of two, columns", "ignored", "tp"], indirect=["pool"])
+def test_five_steps_are_bitwise_those_of_fsdp2(pool, case, axes):
+    for different, found in pool.run(of_case, case):
+        assert different == [] and found == axes
 
 
 @pytest.mark.parametrize(("fault", "case"), [
-    ("gradients are summed", TWO["ignored"]), ("outputs are not cast", Case({"dp": 2}, {}, BF16, BF16_LOGITS))],
-    ids=["sums", "outputs"])
+    ("gradients are summed", IGNORED),
+    ("outputs are not cast", Case({"dp": 2}, {}, BF16, BF16_LOGITS)),
+    ("each read gathers", Case({"dp": 2}, {"tied": True})),
+])
 def test_a_fault_would_be_noticed(pool2, fault, case):
-    for different, *_ in pool2.run(of_case, case, fault):
+    for different, _ in pool2.run(of_case, case, fault):
         assert different
-
-
-def test_a_tied_parameter_that_each_read_gathers_would_be_noticed(pool4):
-    for different, *_ in pool4.run(of_case, Case({"dp": 4}, {"tied": True}), "each read gathers"):
-        assert "embed.weight" in different
 
 
 def across(folder: str) -> list[str]:

@@ -26,20 +26,18 @@ UNEVEN_TP = {"vocab_size": 257, "ffn_dim": 142}
 
 
 def recipe(mesh: dict, model: dict, dtype: str = "float32", reduce: str | None = None) -> Recipe:
-    return Recipe.model_validate({"name": "test", "mesh": mesh, "model": {"n_layers": 2, **model},
+    return Recipe.model_validate({"name": "test", "mesh": mesh, "model": {"n_layers": 1, **model},
                                   "data": {"seq_len": 16}, "precision": {"param": dtype, "reduce": reduce or dtype}})
 
 
-FAULTS: dict[str, Any] = {
-    "": contextlib.nullcontext,
-    "no average": lambda: mock.patch.object(simple_fsdp, "Partial", lambda wanted: Partial("sum")),
-    "experts not divided": lambda: mock.patch.object(simple_fsdp._ScaledGradient, "apply", lambda x, factor: x)}
+def distances(described: Recipe, summed: bool = False) -> dict[str, float]:
+    """Norm-relative distance to the unsharded model, of the loss averaged over ranks and of each gradient.
 
-
-def distances(described: Recipe, fault: str = "") -> dict[str, float]:
-    """Norm-relative distance to the unsharded model, of the loss averaged over ranks and of each gradient."""
+    summed: the fault that gradients are added up and not averaged.
+    """
     world = current_world()
-    with FAULTS[fault]():
+    fault = mock.patch.object(simple_fsdp, "Partial", lambda wanted: Partial("sum"))
+    with fault if summed else contextlib.nullcontext():
         authored = author(described, world)
         batch = authored.example_batch()
         loss = authored.module(*batch)
@@ -68,12 +66,12 @@ def distances(described: Recipe, fault: str = "") -> dict[str, float]:
     (FSDP, UNEVEN), (FSDP_TP, UNEVEN_TP), ({"dp_replicate": 2, "tp": 2}, {})], ids=str)
 def test_loss_and_gradients_are_those_of_the_unsharded_model(pool4, mesh, model):
     for found in pool4.run(distances, recipe(mesh, model, "float64")):
-        assert len(found) == 1 + 2 * 9 + 3
+        assert len(found) == 1 + 9 + 3
         assert max(found.values()) < 1e-10, max(found.items(), key=lambda item: item[1])
 
 
 def test_gradients_that_are_summed_would_be_noticed(pool4):
-    found = pool4.run(distances, recipe(FSDP, {}), "no average")[0]
+    found = pool4.run(distances, recipe(FSDP, {}), True)[0]
     assert found.pop("loss") < 5e-6
     assert min(found.values()) > 1
 
@@ -93,14 +91,8 @@ def test_with_experts_they_are_those_of_the_whole_model(pool4, mesh, model):
         assert max(found.values()) < 1e-10, max(found.items(), key=lambda item: item[1])
 
 
-def test_experts_gradients_that_are_not_divided_would_be_noticed(pool4):
-    found = pool4.run(distances, recipe(FSDP_TP | {"ep": 2}, EXPERTS, "float64"), "experts not divided")[0]
-    wrong = {name for name, distance in found.items() if distance > 1e-10}
-    assert wrong == {name for name in found if ".moe.experts." in name}
-
-
-def against_torch(described: Recipe, steps: int = 3, fault: bool = False) -> tuple[list, list, list[str]]:
-    """Losses of `steps` AdamW steps, ours and torch's, and the names of gradients that differ in any bit."""
+def against_torch(described: Recipe) -> tuple[list, list, list[str]]:
+    """Losses of three AdamW steps, ours and torch's, and the names of gradients that differ in any bit."""
     torch.use_deterministic_algorithms(True)
     world = current_world()
     authored = author(described, world)
@@ -110,8 +102,6 @@ def against_torch(described: Recipe, steps: int = 3, fault: bool = False) -> tup
         for name, parameter in theirs.named_parameters():
             generator = torch.Generator().manual_seed(seed_of(described.training.seed, name))
             default_initialise(name, parameter, generator)
-        if fault:
-            theirs.get_parameter("layers.0.attention.wq.weight").mul_(1 + 1e-6)
     assert mesh is not None and mesh.mesh_dim_names is not None
     axes = mesh.mesh_dim_names
     if "tp" in axes:
@@ -126,7 +116,7 @@ def against_torch(described: Recipe, steps: int = 3, fault: bool = False) -> tup
 
     def train(module: torch.nn.Module) -> tuple[list[float], dict[str, torch.Tensor]]:
         optimizer, losses = torch.optim.AdamW(module.parameters(), lr=1e-2), []
-        for _ in range(steps):
+        for _ in range(3):
             optimizer.zero_grad()
             loss = module(*batch)
             loss.backward()
@@ -146,18 +136,8 @@ def test_three_steps_are_bitwise_those_of_fsdp2(pool4):
 
 @pytest.mark.parametrize(("mesh", "reduce"), [(FSDP_TP, "bfloat16"), (HSDP, "float32")], ids=str)
 def test_mixed_precision_is_bitwise_that_of_fsdp2(pool4, mesh, reduce):
-    # from 2.15 on FSDP2 reduces the float32 gradient of a norm's weight without rounding it to the weight's dtype,
-    # over tp too: there the next step's loss moves
+    # from 2.15 on FSDP2 reduces the float32 gradient of a norm's weight without rounding it to the weight's dtype
     unrounded = reduce == "float32" and tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 15)
     for ours, expected, different in pool4.run(against_torch, recipe(mesh, {}, "bfloat16", reduce)):
-        if unrounded and "tp" in mesh:
-            assert ours[0] == expected[0]
-            continue
         assert ours == expected
         assert [name for name in different if not (unrounded and name.endswith("norm.weight"))] == []
-
-
-def test_a_parameter_that_differs_by_a_millionth_would_be_noticed(pool4):
-    ours, expected, different = pool4.run(against_torch, recipe(FSDP, {}), 3, True)[0]
-    assert ours != expected
-    assert different

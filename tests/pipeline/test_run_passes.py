@@ -6,15 +6,14 @@ import faults
 import on_ranks
 import pytest
 import torch
-from on_ranks import FSDP_TP, build_with, calls, insert, outcomes, small, user_pass
+from on_ranks import FSDP_TP, calls, small, user_pass
 
 from workbench import Effect, Options, Outcome, PassSpec, author, capture, facts_of, partition
 from workbench.errors import UnusableGraph, WorkbenchError
 from workbench.graph.lower import bind
-from workbench.notebook.graph_diff import diffs
 from workbench.passes.registry import find_pass
-from workbench.passes.reshard_after_forward import gathered_weights_freed, tags_differ
-from workbench.pipeline.run_passes import each_no_effect, run_joint, run_partitioned, saved_bytes
+from workbench.passes.reshard_after_forward import ReshardOptions, gathered_weights_freed, tags_differ
+from workbench.pipeline.run_passes import each_no_effect, run_joint, run_partitioned
 
 pytestmark = pytest.mark.integration
 
@@ -75,21 +74,15 @@ def test_an_interrupt_inside_a_pass_stays_one_and_notes_the_pass_and_the_line(jo
     assert caught.value.__notes__ == [f"in pass 'bad' on the joint graph {place}"]
 
 
-def test_a_pass_works_on_a_copy(joint):
-    before = joint.graph
-    text = before.print_readable(print_output=False)
-
-    def rename(gm):
-        mm = calls(gm, "aten.mm")[0]
-        insert(gm, mm, torch.ops.aten.neg.default, mm)
-        mm.meta["touched"] = True
+def test_a_graph_keeps_its_calling_convention(joint):
+    def flattened(gm):
+        gm.graph.set_codegen(torch.fx.graph.CodeGen())  # as graph_trainer's passes leave it
+        gm.recompile()
         return gm
 
-    record = run_one(joint, rename)
-    assert record.before == (before,) and record.after == (joint.graph,)
-    assert before.print_readable(print_output=False) == text
-    assert not any("touched" in n.meta for n in before.graph.nodes)
-    assert [len(d.added) for d in diffs(record)] == [1]
+    before = joint.graph.graph._codegen
+    assert run_one(joint, flattened).verdict("lint").outcome is Outcome.PASS
+    assert type(joint.graph.graph._codegen) is type(before) is not torch.fx.graph.CodeGen
 
 
 class Wanted(Options):
@@ -128,37 +121,23 @@ def test_a_partitioned_pass_that_breaks_on_the_backward_leaves_both(pair):
           pytest.raises(WorkbenchError, match="on the backward graph raised KeyError")):
         run_partitioned(pair, [name])
     assert pair.graphs == before
-    with user_pass("bad", faults.dropped_wait, stage="partitioned") as name:
-        records, bodies = run_partitioned(pair, [name])
-    assert bodies is None
-    assert records[0].verdict("lint").message.startswith("forward: collective ")
 
 
 def test_a_gathered_weight_kept_alive_through_views_is_seen(captured):
-    def effect(graphs, options):
-        return gathered_weights_freed(graphs, type("O", (), {"policy": "always"}))
+    def freed(graphs, _):
+        return gathered_weights_freed(graphs, ReshardOptions())
 
-    def freed(joint_passes):
-        joint = captured.fork()
-        records = run_joint(joint, joint_passes)
-        assert records[0].verdict("effect").outcome is Outcome.UNKNOWN  # it only tags
-        pair = partition(joint)
-        return records[0], saved_bytes(pair)
-
-    with user_pass("bad", faults.only_the_wait_is_tagged, partition_effect=effect, effect=tags_differ) as name:
-        naive, held = freed([name])
-    assert naive.outcome is Outcome.NO_EFFECT
-    found = naive.verdict("effect")
+    joint = captured.fork()
+    with user_pass("bad", faults.only_the_wait_is_tagged, partition_effect=freed, effect=tags_differ) as name:
+        (record,) = run_joint(joint, [name])
+        assert record.verdict("effect").outcome is Outcome.UNKNOWN  # it only tags
+        partition(joint)
+    found = record.verdict("effect")
+    assert found.outcome is Outcome.NO_EFFECT
     assert found.message.endswith("saved tensors still alias gathered parameters")
     kept = found.evidence["saved_gathered_parameters"]
     assert kept and not all(n.startswith("wait_tensor") for n in kept)  # views, and not the wait alone
-    ours, less = freed(["reshard_after_forward"])
-    assert ours.verdict("effect").outcome is Outcome.PASS
-    assert ours.verdict("effect").evidence["saved_gathered_parameters"] == []
-    assert less < held
 
-
-# on real ranks
 
 @pytest.mark.ranks
 def test_collectives_swapped_on_one_rank_are_refused_before_any_runs(pool2):
@@ -168,30 +147,7 @@ def test_collectives_swapped_on_one_rank_are_refused_before_any_runs(pool2):
         assert "all_gather_into_tensor" in said and ran == [] and later > 50
 
 
-def flattened(gm):
-    """As graph_trainer's passes leave it: one argument a placeholder."""
-    gm.graph.set_codegen(torch.fx.graph.CodeGen())
-    gm.recompile()
-    return gm
-
-
-def flat_and_rounded(recipe):
-    """Outcomes by check of two passes: one sets another calling convention, the next one rounds a constant."""
-    with user_pass("flat", flattened) as name:
-        built = build_with(recipe.override({"joint_passes": [name]}), "bad", faults.round_a_constant,
-                           numerics="reduction_order")
-    return [{check: outcome for check, (outcome, _) in outcomes(built, name).items()} for name in ("flat", "bad")]
-
-
-@pytest.mark.ranks
-def test_a_graph_keeps_its_calling_convention_and_a_rounded_constant_fails(pool2):
-    for flat, bad in pool2.run(flat_and_rounded, small({"dp_shard": 2})):
-        assert flat["lint"] == flat["numerics"] == bad["lint"] == "PASS" and bad["numerics"] == "FAIL"
-
-
 UNUSABLE = [(faults.without_metadata, r"nodes have no meta\['val'\], \w+ first"),
-            (faults.lost_output, r"outputs before, .+ after \(lost .+\): return as many"),
-            (faults.out_of_order, "the graph is malformed"),
             (faults.empty_graph, "it has no output node at its end"),
             (faults.output_without_arguments, "its output node has no arguments"),
             (faults.outputs_reversed, r"output 0 \(\w+\) was float32\[\] on cpu and is NoneType"),
@@ -219,16 +175,16 @@ def test_a_graph_that_no_stage_can_take_stops_there_and_names_the_pass(captured,
 
 
 def test_an_error_in_a_users_effect_names_the_file_and_line(joint):
+    records = list(joint.known.records)
+
     def broken_predicate(before, after, options):
         return before[0].nothing
 
-    before = len(joint.known.records)
-    with pytest.raises(WorkbenchError) as caught:
-        run_one(joint, lambda gm: gm, effect=broken_predicate)
     line = broken_predicate.__code__.co_firstlineno + 1
-    assert len(joint.known.records) == before  # it leaves no record
-    assert str(caught.value).startswith("the effect of pass 'bad' raised AttributeError: ")
-    assert str(caught.value).endswith(f"({__file__}, line {line}, in broken_predicate: return before[0].nothing)")
+    place = re.escape(f"({__file__}, line {line}, in broken_predicate: return before[0].nothing)")
+    with pytest.raises(WorkbenchError, match=f"^the effect of pass 'bad' raised AttributeError: .*{place}$"):
+        run_one(joint, lambda gm: gm, effect=broken_predicate)
+    assert joint.known.records == records  # it leaves none
 
 
 def test_a_predicate_is_not_believed_where_nothing_changed(joint):

@@ -1,9 +1,9 @@
 """Training: this rank's batches, the whole gradient's norm, microbatches, and `run` on ranks."""
 
-
 import pytest
 import torch
-from on_ranks import FSDP_TP, gradients, small, user_pass
+import torch.distributed as dist
+from on_ranks import FSDP_TP, calls, insert, small
 
 from workbench import (
     WorkbenchError,
@@ -24,26 +24,15 @@ from workbench.pipeline.run import run
 from workbench.pipeline.run_passes import Level
 from workbench.pipeline.train import Batches, total_norm, train
 from workbench.recipe.recipe import RecipeError
-from workbench.torch_api.determinism import deterministic
 from workbench.world.ranks import RankPool
 
 pytestmark = pytest.mark.integration
 
-
-def test_deterministic_settings_come_back():
-    assert not torch.are_deterministic_algorithms_enabled()
-    with pytest.raises(KeyError), deterministic(True):
-        assert torch.are_deterministic_algorithms_enabled()
-        with deterministic(False):  # somebody outside asked for it: it stays
-            assert torch.are_deterministic_algorithms_enabled()
-        raise KeyError
-    assert not torch.are_deterministic_algorithms_enabled()
-    assert not torch.is_deterministic_algorithms_warn_only_enabled()
+ALONE = World("gloo", 1, 0, torch.device("cpu"))
 
 
 def test_a_module_without_a_recipe_has_no_text():
-    module = torch.nn.Linear(2, 2)
-    authored = author_module(module, World("gloo", 1, 0, torch.device("cpu")), None)
+    authored = author_module(torch.nn.Linear(2, 2), ALONE, None)
     for use in (Batches, train):
         with pytest.raises(WorkbenchError, match="authored without a recipe"):
             use(authored)
@@ -52,18 +41,11 @@ def test_a_module_without_a_recipe_has_no_text():
 def norms(recipe):
     """(our norm of the whole gradient, torch's of the gathered gradients, this rank's tokens)."""
     authored = author(recipe, current_world())
-    authored.module(*Batches(authored).at(0)).backward()
+    tokens, targets = Batches(authored).at(0)
+    authored.module(tokens, targets).backward()
     local = [p.grad for p in authored.module.parameters()]
-    whole = [g.full_tensor() if hasattr(g, "full_tensor") else g for g in local]
-    assert set(gradients(authored)) == {n for n, _ in authored.module.named_parameters()}
-    return float(total_norm(local)), float(torch.nn.utils.get_total_norm(whole)), Batches(authored).at(0)[0].tolist()
-
-
-def trained(recipe):
-    found = build(recipe, current_world())
-    heard = []
-    result = train(found.authored, found.step, progress=lambda step, loss: heard.append((step, loss)))
-    return result, heard
+    whole = [g.full_tensor() for g in local]
+    return float(total_norm(local)), float(torch.nn.utils.get_total_norm(whole)), tokens.tolist()
 
 
 @pytest.mark.ranks
@@ -75,19 +57,8 @@ def test_the_norm_is_the_whole_gradients_and_ranks_of_one_tp_group_read_the_same
     assert texts[0] == texts[1] != texts[2] == texts[3]
 
 
-@pytest.mark.ranks
-def test_a_run_is_measured_and_the_same_on_every_rank(pool2):
-    results = pool2.run(trained, small({"dp_shard": 2}).override({"training.steps": 3, "training.lr": 0.01}))
-    first, heard = results[0]
-    assert len(first.losses) == len(first.norms) == len(first.step_seconds) == 3
-    assert heard == list(enumerate(first.losses)) and first.losses[2] < first.losses[0]
-    assert all(r.losses == first.losses and r.norms == first.norms for r, _ in results)
-    assert first.tokens_per_step == 16 * 2 * 2 and first.peak_bytes is None
-
-
 # Gradient accumulation: one update for several microbatches, in the eager loop and with a compiled pair.
 
-ALONE = World("gloo", 1, 0, torch.device("cpu"))
 TWO = {"training.accumulate": 2, "data.batch_per_rank": 4}
 
 
@@ -96,34 +67,35 @@ def accumulating(mesh, **changes):
 
 
 def left(recipe, compiled, world=None):
-    """Losses, norms and parameters after training, and the copies of tokens that the first step routed."""
+    """Losses, norms and parameters after training, and the copies of tokens that each step routed."""
     built = build(recipe, world or current_world()) if compiled else None
     authored = built.authored if compiled else author(recipe, world or current_world())
     seen = train(authored, built.step if compiled else None)
-    routed = seen.load.copies(0) if seen.load else None
+    routed = seen.load and [seen.load.copies(step) for step in range(len(seen.losses))]
     parameters = [getattr(p, "_local_tensor", p).tolist() for p in authored.module.parameters()]
     return seen.losses, seen.norms, parameters, routed
 
 
 def test_a_compiled_pair_accumulates_as_the_eager_loop_does(pool2):
-    recipe = accumulating({"dp_shard": 2})
-    assert pool2.run(left, recipe, True) == pool2.run(left, recipe, False)
+    recipe = accumulating({"dp_shard": 2}).override({"training.steps": 3})
+    first, second = compiled = pool2.run(left, recipe, True)
+    assert compiled == pool2.run(left, recipe, False)
+    assert first[:2] == second[:2]  # losses and norms are those of all ranks
 
 
 def test_two_microbatches_train_as_one_batch_of_both():
     """The mean of the microbatches' mean losses is the mean over the batch, up to the order of additions."""
     two, one = (left(accumulating({}, **{"training.accumulate": count}), True, ALONE) for count in (2, 1))
     assert two[0] == pytest.approx(one[0], rel=1e-5) and two[1] == pytest.approx(one[1], rel=1e-4)
-    assert two[0] != left(accumulating({}, **{"data.batch_per_rank": 2, "training.accumulate": 1}), True, ALONE)[0]
 
 
 def test_the_load_of_experts_is_that_of_all_microbatches(pool2):
     recipe = load_recipe("deepseek_v3").override({
-        "model.n_layers": 2, "data.seq_len": 16, "mesh": {"dp_shard": 2, "ep": 2}, "passes": [], "training.steps": 1,
+        "model.n_layers": 2, "data.seq_len": 16, "mesh": {"dp_shard": 2, "ep": 2}, "passes": [], "training.steps": 2,
         **TWO})
     sizes = recipe.model.sizes()
     wanted = (sizes["n_layers"] - sizes["n_dense_layers"]) * sizes["top_k"] * 2 * 4 * 16
-    assert [routed for *_, routed in pool2.run(left, recipe, False)] == [wanted] * 2
+    assert [routed for *_, routed in pool2.run(left, recipe, False)] == [[wanted, wanted]] * 2
 
 
 @pytest.mark.nightly
@@ -133,20 +105,17 @@ def test_level_full_compares_one_microbatch(pool2):
     assert report.ok and [str(v.outcome) for v in report.pipeline] == ["PASS", "PASS"]
 
 
-WHOLE = ("training.accumulate: 2 microbatches have their gradients added up outside any graph, and training.step is "
-         '"whole": set it to "pair", or accumulate to 1')
-REPLAYED = ("passes[0]: pass 'cudagraph' writes over the gradients of the microbatch before, and training.accumulate "
-            "is 2: set it to 1, or drop the pass")
-
-
-UNEVEN = ("training.accumulate: data.batch_per_rank 3 does not divide by training.accumulate 2: change one of them")
-
-
 def test_what_cannot_accumulate_is_refused():
-    for changes, message in [({"data.batch_per_rank": 3}, UNEVEN), ({"training.step": "whole"}, WHOLE),
-                             ({"passes": ["cudagraph"]}, REPLAYED)]:
+    for key, value, message in [
+        ("data.batch_per_rank", 3, "training.accumulate: data.batch_per_rank 3 does not divide by training.accumulate "
+                                   "2: change one of them"),
+        ("training.step", "whole", "training.accumulate: 2 microbatches have their gradients added up outside any "
+                                   'graph, and training.step is "whole": set it to "pair", or accumulate to 1'),
+        ("passes", ["cudagraph"], "passes[0]: pass 'cudagraph' writes over the gradients of the microbatch before, and "
+                                  "training.accumulate is 2: set it to 1, or drop the pass"),
+    ]:
         with pytest.raises(RecipeError) as told:
-            accumulating({"dp_shard": 2}, **changes)
+            accumulating({"dp_shard": 2}, **{key: value})
         assert str(told.value).endswith(message)
     with pytest.raises(WorkbenchError, match=r"input 1 of the step is \[3, 2\], and 2 microbatches need a tensor"):
         cut((torch.zeros(4), torch.zeros(3, 2)), 2)
@@ -175,22 +144,19 @@ def test_a_users_own_pass_gets_every_verdict_and_a_planted_no_op_shows(pool2: Ra
     assert {row.verdict(c).outcome for c in ("lint", "collectives", "numerics")} == {Outcome.PASS}
     assert row.memory[0] == row.memory[1]
     assert report.ok and report.roofline.ceiling and report.roofline.ceiling > 1e8
-    assert report.training is not None and len(report.training.losses) == 3
+    training = report.training
+    assert training is not None and training.losses[2] < training.losses[0]
+    assert len(training.losses) == len(training.norms) == len(training.step_seconds) == 3
+    assert training.tokens_per_step == 64 * 2 * 2 and training.peak_bytes is None
     assert {v.check: v.outcome for v in report.pipeline} == {"numerics": Outcome.PASS, "authoring": Outcome.PASS}
     with pytest.raises(WorkbenchError, match=r"needs 4 ranks, and this pool has 2: .* start 4 ranks"):
         run(SMALL.override({"mesh.dp_shard": 4}), world=pool2)
 
 
 def _rounded_on_rank_1(gm):
-    import torch
-    import torch.distributed as dist
-
     if dist.get_rank() == 1:
-        found = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.mul.Tensor)
-        scaled = next(n for n in found if isinstance(n.meta["val"], torch.Tensor) and n.meta["val"].is_floating_point())
-        with gm.graph.inserting_after(scaled):
-            more = gm.graph.call_function(torch.ops.aten.mul.Tensor, (scaled, 1.5))
-        more.meta = dict(scaled.meta)
+        scaled = next(n for n in calls(gm, "aten.mul") if n.meta["val"].is_floating_point())
+        more = insert(gm, scaled, torch.ops.aten.mul.Tensor, scaled, 1.5)
         scaled.replace_all_uses_with(more, delete_user_cb=lambda user: user is not more)
     return gm
 
@@ -206,10 +172,8 @@ def test_a_fault_on_one_rank_is_shown_with_its_rank(pool2: RankPool) -> None:
 
 def _gathers_on_rank_1(gm):
     """A gather that nothing reads: the partitioner drops it, and the proof ran it."""
-    import torch.distributed as dist
-
     if dist.get_rank() == 1:
-        gather = next(n for n in gm.graph.nodes if "all_gather_into_tensor" in str(n.target))
+        gather = calls(gm, "_c10d_functional.all_gather_into_tensor")[0]
         with gm.graph.inserting_after(gather):
             gm.graph.node_copy(gather, lambda node: node)
     return gm
@@ -221,10 +185,9 @@ def test_a_launch_on_one_rank_alone_is_told_before_the_proof_runs_it(pool2: Rank
         mine(pool2, "gathers_on_one", _gathers_on_rank_1)
 
 
-@pytest.mark.parametrize("step", ["pair", "whole"])
-def test_replicas_are_compared_at_level_light_too(pool2: RankPool, step: str) -> None:
+def test_replicas_are_compared_at_level_light_too(pool2: RankPool) -> None:
     recipe = load_recipe("llama3_tp").override({"mesh.dp_shard": 1, "mesh.tp": 2, "model.n_layers": 1,
-                                                "training.steps": 1, "training.step": step})
+                                                "training.steps": 1})
     report = run(recipe, world=pool2, level="light", progress=False)
     (verdict,) = (v for v in report.pipeline if v.check == "authoring")
     assert verdict.outcome is Outcome.PASS and "gradients are equal on all ranks that hold them" in verdict.message
@@ -280,47 +243,26 @@ def test_a_run_with_dropout_is_reproducible_and_ranks_of_one_tp_group_draw_the_s
     assert pool4.run(dropped, recipe) == first
     draws = [drawn for _, drawn in first]
     assert draws[0] == draws[1] != draws[2] == draws[3]
-    assert pool4.run(dropped, recipe.override({"training.seed": 1}))[0] != first[0]
 
 
 def _unused_on_rank_1(gm):
-    import torch.distributed as dist
-
-    return _one_more(gm) if dist.get_rank() == 1 else gm
-
-
-def _one_more(gm):
-    """The graph with a product that nothing reads."""
-    import torch
-
-    product = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.mul.Tensor)[0]
-    with gm.graph.inserting_after(product):
-        unused = gm.graph.call_function(torch.ops.aten.mul.Tensor, product.args)
-    unused.meta = dict(product.meta)
+    """One more product, which nothing reads."""
+    if dist.get_rank() == 1:
+        product = calls(gm, "aten.mul")[0]
+        insert(gm, product, torch.ops.aten.mul.Tensor, *product.args)
     return gm
 
 
-def refusal_of_strict(recipe):
-    """What a strict recipe's build says on this rank."""
-    try:
-        build(recipe.model_copy(update={"strict": True}), current_world()).step.close()
-    except WorkbenchError as error:
-        return str(error)
+def strictly_built(recipe):
+    build(recipe.model_copy(update={"strict": True}), current_world()).step.close()
 
 
-def test_a_pass_with_an_effect_on_one_rank_has_one_and_without_any_none(pool2: RankPool) -> None:
+def test_a_pass_with_an_effect_on_one_rank_has_one(pool2: RankPool) -> None:
     report = mine(pool2, "on_one", _unused_on_rank_1, level="light")
     effect = report.pass_row("on_one").verdict("effect")
     assert (effect.outcome, effect.message[:6], report.idle) == (Outcome.PASS, "rank 1", [])
-    recipe = report.recipe
-    assert pool2.run(refusal_of_strict, recipe) == [None, None]
-    assert bisect(recipe, world=pool2, progress=False).found is None
-    with user_pass("on_none", lambda gm: gm) as name:
-        idle = recipe.override({"joint_passes": [name]})
-        told = "strict and these passes had no effect: on_none"
-        assert all(told in said for said in pool2.run(refusal_of_strict, idle))
-        found = bisect(idle, world=pool2, progress=False).found
-    assert found is not None and found.problem.startswith("NO_EFFECT") and found.ranks == (0, 1)
+    pool2.run(strictly_built, report.recipe)
+    assert bisect(report.recipe, world=pool2, progress=False).found is None
 
 
 class Table(torch.nn.Module):
