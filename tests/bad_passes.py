@@ -1,15 +1,18 @@
 """Passes with a seeded fault each, for `bisect` to find, and what runs them inside each rank."""
 
 from collections.abc import Callable
+from itertools import combinations
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from on_ranks import calls, insert, small, user_pass
+from faults import lost_output
+from mutants.edits import are_twins
+from on_ranks import calls, insert, reread, scale, small, user_pass
 from torch.fx import GraphModule, Node
 
 from workbench import JointGraph, author, capture, current_world, facts_of
-from workbench.graph.partition import ForwardBackward, partition
+from workbench.graph.partition import partition
 from workbench.graph.read.nodes import module_path
 from workbench.lab.bisect.nodes import Found
 from workbench.lab.bisect.search import Inputs, first_wrong, inputs_of, on_rank
@@ -22,11 +25,6 @@ from workbench.pipeline.run_passes import run_joint, run_partitioned
 ATEN = torch.ops.aten
 TINY = {"model.dim": 16, "model.n_heads": 2, "model.n_kv_heads": 1, "model.ffn_dim": 32}
 RECIPE = small({"dp_shard": 2}).override(TINY)
-
-
-def reread(old: Node, new: Node) -> None:
-    """What read `old` reads `new`, but for `new` itself."""
-    old.replace_all_uses_with(new, delete_user_cb=lambda user: user is not new)
 
 
 def gather_of(gm: GraphModule, parameter: str) -> Node:
@@ -50,16 +48,8 @@ def drops_an_add(gm: GraphModule) -> GraphModule:
 
 def rounds(gm: GraphModule) -> GraphModule:
     node = calls(gm, "aten.mm")[3]
-    short = insert(gm, node, ATEN._to_copy.default, node)
-    short.kwargs, short.meta["val"] = {"dtype": torch.bfloat16}, node.meta["val"].to(torch.bfloat16)
-    back = insert(gm, short, ATEN._to_copy.default, short)
-    back.kwargs, back.meta["val"] = {"dtype": torch.float32}, node.meta["val"]
-    node.replace_all_uses_with(back, delete_user_cb=lambda user: user is not short)
-    return gm
-
-
-def takes_gelu(gm: GraphModule) -> GraphModule:
-    calls(gm, "aten.silu")[0].target = ATEN.gelu.default
+    short = insert(gm, node, ATEN._to_copy.default, node, dtype=torch.bfloat16)
+    reread(node, insert(gm, short, ATEN._to_copy.default, short, dtype=torch.float32), short)
     return gm
 
 
@@ -67,11 +57,6 @@ def decomposes_and_errs(gm: GraphModule) -> GraphModule:
     """One operator becomes many, as it should, and one of these is wrong."""
     gm = find_pass("inductor_decomposition").function(gm, [], options=DecompositionOptions())
     next(n for n in calls(gm, "aten.exp") if module_path(n) == "layers.0.feed_forward").target = ATEN.exp2.default
-    return gm
-
-
-def gathers_another_weight(gm: GraphModule) -> GraphModule:
-    gather_of(gm, "wv").replace_input_with(gather_of(gm, "wv").args[0], gather_of(gm, "wk").args[0])
     return gm
 
 
@@ -102,13 +87,9 @@ def negates_in_backward(gm: GraphModule) -> GraphModule:
 def saves_another_tensor(gm: GraphModule) -> GraphModule:
     if facts_of(gm).part == "forward":
         output = gm.graph.output_node()
-        outputs = list(output.args[0])
-        kinds = [f"{n.op} {n.meta['val'].shape} {n.meta['val'].dtype}" if isinstance(n, Node) and isinstance(
-            n.meta["val"], torch.Tensor) and i else "" for i, n in enumerate(outputs)]  # the first is the loss
-        kind = next(k for k in kinds if k.startswith("call_function") and kinds.count(k) > 1)
-        one, other = [i for i, k in enumerate(kinds) if k == kind][:2]
-        outputs[one] = outputs[other]
-        output.args = (outputs,)
+        saved = [n for n in output.args[0][1:] if isinstance(n, Node) and n.op == "call_function"]
+        one, other = next(pair for pair in combinations(saved, 2) if are_twins(*pair))
+        output.replace_input_with(one, other)
     return gm
 
 
@@ -124,10 +105,7 @@ def buckets_and_mixes(gm: GraphModule) -> GraphModule:
 
 
 def errs_on_rank_1(gm: GraphModule) -> GraphModule:
-    if dist.get_rank() == 1:
-        node = calls(gm, "aten.silu")[0]
-        reread(node, insert(gm, node, ATEN.mul.Scalar, node, 1.5))
-    return gm
+    return scale(gm, calls(gm, "aten.silu")[0], 1.5) if dist.get_rank() == 1 else gm
 
 
 def drops_on_rank_1(gm: GraphModule) -> GraphModule:
@@ -143,10 +121,7 @@ def drops_on_rank_1(gm: GraphModule) -> GraphModule:
 
 
 def loses_an_output_on_rank_1(gm: GraphModule) -> GraphModule:
-    if dist.get_rank() == 1:
-        output = gm.graph.output_node()
-        output.args = (list(output.args[0])[:-1],)
-    return gm
+    return lost_output(gm) if dist.get_rank() == 1 else gm
 
 
 def multiplies_what_does_not_fit(gm: GraphModule) -> GraphModule:
@@ -159,36 +134,36 @@ def does_nothing(gm: GraphModule) -> GraphModule:
     return gm
 
 
-JOINT: tuple[Callable[[GraphModule], GraphModule], ...] = (
-    drops_an_add, rounds, takes_gelu, decomposes_and_errs, gathers_another_weight,
-    sums_gradients, returns_gradients_swapped, errs_on_rank_1, multiplies_what_does_not_fit,
-    does_nothing)
+JOINT = (drops_an_add, rounds, decomposes_and_errs, sums_gradients, returns_gradients_swapped, errs_on_rank_1,
+         multiplies_what_does_not_fit, does_nothing)
 PARTITIONED = (negates_in_backward, saves_another_tensor, buckets_and_mixes)
-
-
-LOSSY = {"numerics": "lossy", "tolerance": 5e-6}
-
-
-def find_all() -> dict[str, Found | None]:
-    """Each fault on a copy of one capture, between sound passes: what is found of it, by the fault's name."""
-    authored = author(RECIPE, current_world())
-    joint = capture(authored)
-    inputs = inputs_of(joint)
-    found = {fault.__name__: _find(joint, fault, inputs) for fault in JOINT}
-    with user_pass("may_be_idle", does_nothing):
-        found["may be idle"] = first_wrong(run_joint(joint, ["may_be_idle"]), expected=["may_be_idle"])[0]
-    found["joint"] = first_wrong(run_joint(joint, ["inductor_decomposition"]), inputs)[0]
-    pair = partition(joint)
-    found |= {fault.__name__: _find(pair, fault, inputs) for fault in PARTITIONED}
-    sound = run_partitioned(pair, ["transformer_block_bucketing", "overlap_collectives", "graph_cleanup"])[0]
-    return found | {"partitioned": first_wrong(sound, inputs, expected=["overlap_collectives"])[0]}
-
-
 PARTING = (drops_on_rank_1, loses_an_output_on_rank_1)
 
 
+def find_all() -> dict[str, Found | None]:
+    """Each fault on a fork of one capture, between sound passes: what is found of it, by the fault's name."""
+    joint = capture(author(RECIPE, current_world()))
+    inputs = inputs_of(joint)
+    found = {fault.__name__: found_of(joint.fork(), fault, inputs) for fault in (*JOINT, *PARTITIONED)}
+    with user_pass("may_be_idle", does_nothing):
+        found["may be idle"] = first_wrong(run_joint(joint, ["may_be_idle"]), expected=["may_be_idle"])[0]
+    found["joint"] = first_wrong(run_joint(joint, ["inductor_decomposition"]), inputs)[0]
+    passes = ["transformer_block_bucketing", "overlap_collectives", "graph_cleanup"]
+    sound = run_partitioned(partition(joint), passes)[0]
+    return found | {"partitioned": first_wrong(sound, inputs, expected=["overlap_collectives"])[0]}
+
+
+def found_of(joint: JointGraph, fault: Callable[..., Any], inputs: Inputs) -> Found | None:
+    name, stage = fault.__name__, "partitioned" if fault in PARTITIONED else "joint"
+    contract = {"numerics": "lossy", "tolerance": 5e-6} if fault is decomposes_and_errs else {}
+    with user_pass("sound", does_nothing, stage=stage), user_pass(name, fault, stage=stage, **contract):
+        names = ["sound", name, "sound"]
+        records = run_joint(joint, names) if stage == "joint" else run_partitioned(partition(joint), names)[0]
+        return first_wrong(records, inputs, expected=["sound"])[0]
+
+
 def find_where_ranks_part() -> dict[str, Found | None]:
-    """What bisect says of passes after which the ranks have other collectives, or one of them no usable graph."""
+    """The same of passes after which the ranks have other collectives, or one of them no usable graph."""
     found = {}
     for fault in PARTING:
         with user_pass("sound", does_nothing), user_pass("bad", fault):
@@ -197,20 +172,3 @@ def find_where_ranks_part() -> dict[str, Found | None]:
             recipe = RECIPE.override({"joint_passes": ["sound", "bad"], "passes": later})
             found[fault.__name__] = on_rank(recipe, Post(None, 1)).found
     return found
-
-
-def _find(what: JointGraph | ForwardBackward, fault: Callable[..., Any], inputs: Inputs) -> Found | None:
-    name, stage = fault.__name__, "joint" if isinstance(what, JointGraph) else "partitioned"
-    contract: dict[str, Any] = LOSSY if fault is decomposes_and_errs else {}
-    with user_pass("sound", does_nothing, stage=stage), user_pass(name, fault, stage=stage, **contract):
-        names = ["sound", name, "sound"]
-        if isinstance(what, JointGraph):
-            kept = what.graph
-            records = run_joint(what, names)
-            what.graph = kept
-        else:
-            graphs = what.graphs
-            records = run_partitioned(what, names)[0]
-            for which, graph in zip(("forward", "backward"), graphs, strict=True):
-                what.replace(which, graph)
-        return first_wrong(records, inputs, expected=["sound"])[0]

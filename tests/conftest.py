@@ -1,10 +1,12 @@
-"""Groups for two workers, GPU tests skipped without GPUs, and a table of results for `make test-fast`."""
+"""Shared pools and builds, groups for two workers, and a table of results for `make test-fast`."""
 
 import gc
 import json
 import os
 import platform
+from collections import Counter
 from collections.abc import Iterator
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +19,10 @@ os.environ["WORKBENCH_SCORES"] = ""  # scores are the user's
 os.environ["WORKBENCH_PROGRESS"] = "0"  # stderr holds what a test looks for
 gc.set_threshold(20_000, 20, 10)  # a tenth of a run went into looking for garbage among torch's modules
 
-_RESULTS: dict[str, str] = {}
-_SECONDS: dict[str, float] = {}
-_FAULTS: list[tuple[str, ...]] = []
-_TARGET: list[str] = []
+POOLS = "session pools", "own pools"
 FAULT_COLUMNS = ("ranks", "fault", "seconds to report", "orphans", "next call works")
+_ROWS: dict[str, dict[str, Any]] = {}
+_FAULTS: list[tuple[str, ...]] = []
 
 
 @pytest.fixture(autouse=True)
@@ -87,17 +88,8 @@ def pool(request: pytest.FixtureRequest) -> Any:
     return request.getfixturevalue(request.param)
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    target = config.getoption("--results-json")
-    if target and not hasattr(config, "workerinput"):
-        _TARGET.append(target)
-
-
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--results-json", default=None, help="write each test's outcome, and the versions, to this file")
-
-
-POOLS = "session pools", "own pools"
 
 
 def _group(item: pytest.Item) -> str:
@@ -136,40 +128,27 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """The rows that tests/world/test_fault_matrix.py recorded, as a table."""
-    if _FAULTS:
-        terminalreporter.section("faults on ranks")
-        for row in [FAULT_COLUMNS, *_FAULTS]:
-            terminalreporter.write_line("{:<8}{:<48}{:>18}{:>9}{:>17}".format(*row))
-
-
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     if report.when == "call" or report.outcome != "passed":
         head, _, group = report.nodeid.rpartition("@")  # xdist's group
         name = report.nodeid if "]" in group or not head else head
-        _RESULTS[name] = report.outcome
-        _SECONDS[name] = round(report.duration, 1)
+        _ROWS[name] = {"what": name, "outcome": report.outcome, "seconds": round(report.duration, 1)}
     if report.when == "call":
         _FAULTS.extend(value for name, value in report.user_properties if name == "fault_row")
 
 
-def pytest_runtest_logfinish() -> None:
-    """Nothing is lost of a run that is cut off."""
-    if _TARGET:
-        write_results(_TARGET[0])
-
-
-def write_results(target: str) -> None:
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    target = session.config.getoption("--results-json")
+    if not target or hasattr(session.config, "workerinput"):
+        return
     import torch
 
-    outcomes = list(_RESULTS.values())
+    outcomes = Counter(row["outcome"] for row in _ROWS.values())
     table = {
         "torch": torch.__version__, "python": platform.python_version(), "machine": platform.machine(),
-        "system": platform.system(), "counts": {o: outcomes.count(o) for o in sorted(set(outcomes))},
-        "cores": os.cpu_count(), "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
-        "rows": [{"what": name, "outcome": outcome, "seconds": _SECONDS[name]}
-                 for name, outcome in sorted(_RESULTS.items())],
+        "system": platform.system(), "counts": outcomes, "cores": os.cpu_count(),
+        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+        "rows": sorted(_ROWS.values(), key=itemgetter("what")),
         "faults": [dict(zip(FAULT_COLUMNS, row, strict=True)) for row in _FAULTS],
     }
     Path(target).write_text(json.dumps(table, indent=2) + "\n", encoding="utf-8")

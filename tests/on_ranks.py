@@ -5,12 +5,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from registrations import registrations_restored
 from torch.distributed.tensor import DTensor
 from torch.fx import GraphModule, Node
 
 from workbench import Authored, Built, Recipe, World, build, current_world, register_pass
 from workbench.authoring.author import author, author_module
 from workbench.pipeline.expert_load import routed_layers
+from workbench.pipeline.train import Batches
 from workbench.torch_api.determinism import deterministic
 from workbench.torch_api.ops import op_name
 
@@ -57,35 +59,51 @@ def key_biased() -> Authored:
     return author_module(KeyBiased(), World("gloo", 1, 0, torch.device("cpu")), None, batch=lambda: (tokens,))
 
 
-def calls(gm: GraphModule, name: str) -> list[Node]:
-    """Operator nodes by name without overload, such as `aten.mm`."""
-    return [n for n in gm.graph.nodes if n.op == "call_function" and op_name(n.target) == name]
+def calls(gm: GraphModule, *names: str) -> list[Node]:
+    """The operator nodes in node order; with `names`, those of these operators, such as `aten.mm`."""
+    return [n for n in gm.graph.nodes if n.op == "call_function" and (not names or op_name(n.target) in names)]
 
 
-def insert(gm: GraphModule, after: Node, target: Callable[..., Any], *args: Any) -> Node:
-    """A node with its fake value and its neighbour's metadata."""
+def insert(gm: GraphModule, after: Node, target: Any, *args: Any, **kwargs: Any) -> Node:
+    """A node behind `after`, with its neighbour's metadata and its own value."""
+    while after.op == "placeholder" and after.next.op == "placeholder":
+        after = after.next
     with gm.graph.inserting_after(after):
-        node = gm.graph.call_function(target, args)
-    node.meta = {k: v for k, v in after.meta.items() if k not in ("val", "tensor_meta")}
-    values = torch.fx.node.map_arg(args, lambda n: n.meta["val"])
-    node.meta["val"] = target(*values)
+        node = gm.graph.call_function(target, args, kwargs)
+    node.meta = {k: v for k, v in after.meta.items() if k not in ("val", "tensor_meta", "desc")}
+    node.meta["val"] = computed(node)
     return node
+
+
+def computed(node: Node) -> Any:
+    """What the node's operator gives on the values in its inputs' metadata."""
+    args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+    with torch.no_grad():
+        return node.target(*args, **kwargs)  # type: ignore[operator]
+
+
+def reread(old: Node, new: Node, *but: Node) -> list[str]:
+    """What read `old` reads `new`, but for `new` itself and the nodes in `but`. The readers' names."""
+    names = [user.name for user in old.users]
+    old.replace_all_uses_with(new, delete_user_cb=lambda user: user is not new and user not in but)
+    return names
+
+
+def scale(gm: GraphModule, node: Node, factor: float) -> GraphModule:
+    """What reads the node reads `factor` times its value."""
+    reread(node, insert(gm, node, torch.ops.aten.mul.Scalar, node, factor))
+    return gm
 
 
 @contextlib.contextmanager
 def user_pass(name: str, function: Callable[[GraphModule], Any], **contract: Any) -> Iterator[str]:
     """A pass registered as a notebook's cell would, and gone afterwards."""
-    from workbench.passes import registry
-    from workbench.recipe.contracts import CONTRACTS
+    with registrations_restored():
+        @register_pass(name, **({"stage": "joint", "numerics": "exact"} | contract))
+        def own(gm, example_inputs, *, options):
+            return function(gm)
 
-    @register_pass(name, **({"stage": "joint", "numerics": "exact"} | contract))
-    def own(gm, example_inputs, *, options):
-        return function(gm)
-
-    try:
         yield name
-    finally:
-        CONTRACTS.pop(name), registry._PASSES.pop(name)
 
 
 def build_with(recipe: Recipe, name: str, function: Callable[[GraphModule], Any], **contract: Any) -> Built:
@@ -104,13 +122,9 @@ def outcomes(built: Built, name: str) -> dict[str, tuple[str, str]]:
 
 def trajectory(recipe: Recipe) -> dict[str, Any]:
     """Five AdamW steps, compiled and eager from the same start: what differs, of the losses and every gradient."""
-    world = current_world()
-    built = build(recipe, world)
-    eager = author(recipe, world)
-    from workbench.pipeline.train import Batches
-
+    built = build(recipe, current_world())
+    eager = author(recipe, current_world())
     batches = Batches(eager)
-
     chosen: list[Any] = []  # tokens of each expert: ours, then eager's
 
     def run(authored: Any, step: Any) -> list[dict[str, torch.Tensor]]:
@@ -120,7 +134,8 @@ def trajectory(recipe: Recipe) -> dict[str, Any]:
             loss = step(*batches.at(i))
             loss.backward()
             chosen.append([layer.tokens.tolist() for layer in routed_layers(authored.module).values()])
-            seen.append({"loss": loss.detach().clone()} | {n: g.clone() for n, g in gradients(authored).items()})
+            grads = {name: gradient.clone() for name, gradient in gradients(authored).items()}
+            seen.append({"loss": loss.detach().clone(), **grads})
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         return seen

@@ -15,11 +15,13 @@ def registrations_restored() -> Iterator[None]:
     tables = {place: getattr(sys.modules[place], name) for place, name in places.items() if place in sys.modules}
     tables = {place: getattr(table, "data", table) for place, table in tables.items()}
     before = {place: dict(table) for place, table in tables.items()}
-    yield
-    for place, table in tables.items():
-        loaded = {name: item for name, item in table.items() if name not in before[place] and is_packaged(item)}
-        table.clear()
-        table |= before[place] | loaded
+    try:
+        yield
+    finally:
+        for place, table in tables.items():
+            loaded = {name: item for name, item in table.items() if name not in before[place] and is_packaged(item)}
+            table.clear()
+            table |= before[place] | loaded
 
 
 def is_packaged(item: Any) -> bool:

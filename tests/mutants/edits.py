@@ -7,12 +7,13 @@ from random import Random
 from typing import Any
 
 import torch
+from on_ranks import calls, computed, reread
 from torch.fx import GraphModule, Node
 
 from workbench.graph.read.collectives import waits_of
 from workbench.torch_api.distributed.fake import without_log
 from workbench.torch_api.ops import OPERATORS as TORCH_OPERATORS
-from workbench.torch_api.ops import collective_kind, is_random, is_wait, op_name, writes
+from workbench.torch_api.ops import collective_kind, is_random, is_wait, writes
 
 ATEN = torch.ops.aten
 Sites = Callable[[GraphModule], Iterable[Any]]
@@ -69,11 +70,6 @@ def one_of(options: Callable[[GraphModule, Any], Iterable[Any]], change: Callabl
 
 
 # places
-
-
-def calls(gm: GraphModule, *names: str) -> list[Node]:
-    """The operator nodes in node order; with `names`, those of these operators, such as `aten.mm`."""
-    return [n for n in gm.graph.nodes if n.op == "call_function" and (not names or op_name(n.target) in names)]
 
 
 def inputs(gm: GraphModule) -> list[Node]:
@@ -149,31 +145,6 @@ def tensor_places(node: Node) -> list[int]:
 
 
 # edits
-
-
-def insert(gm: GraphModule, after: Node, target: Any, *args: Any, **kwargs: Any) -> Node:
-    """A node behind `after`, with its neighbour's metadata and its own value."""
-    while after.op == "placeholder" and after.next.op == "placeholder":
-        after = after.next
-    with gm.graph.inserting_after(after):
-        node = gm.graph.call_function(target, args, kwargs)
-    node.meta = {k: v for k, v in after.meta.items() if k not in ("val", "tensor_meta", "desc")}
-    node.meta["val"] = computed(node)
-    return node
-
-
-def computed(node: Node) -> Any:
-    """What the node's operator gives on the values in its inputs' metadata."""
-    args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
-    with torch.no_grad():
-        return node.target(*args, **kwargs)  # type: ignore[operator]
-
-
-def reread(old: Node, new: Node, *but: Node) -> list[str]:
-    """What read `old` reads `new`, but for `new` itself and the nodes in `but`. The readers' names."""
-    names = [user.name for user in old.users]
-    old.replace_all_uses_with(new, delete_user_cb=lambda user: user is not new and user not in but)
-    return names
 
 
 def drop(node: Node, instead: Node) -> list[str]:

@@ -7,7 +7,6 @@ from random import Random
 from mutants.edits import (
     ATEN,
     are_twins,
-    calls,
     drop,
     earlier,
     enter,
@@ -15,18 +14,17 @@ from mutants.edits import (
     face,
     floating,
     inputs,
-    insert,
     mutation,
     one_of,
     order_of,
     pure,
     pure_floats,
-    reread,
     tensor_places,
     twins,
     with_argument,
     with_target,
 )
+from on_ranks import calls, insert, reread
 from torch.fx import GraphModule, Node
 
 from workbench.torch_api.ops import is_random, op_name, written_inputs

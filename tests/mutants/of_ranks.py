@@ -6,21 +6,19 @@ import torch
 from mutants.edits import (
     ATEN,
     are_twins,
-    calls,
     drop,
     enter,
     face,
-    insert,
     is_start,
     mutation,
     one_of,
     order_of,
     pure,
-    reread,
     starts,
     twins,
     with_argument,
 )
+from on_ranks import calls, insert, reread
 from torch.fx import GraphModule, Node
 
 from workbench.graph.facts import facts_of

@@ -6,7 +6,6 @@ import torch
 from mutants.edits import (
     ATEN,
     are_twins,
-    calls,
     drop,
     earlier,
     enter,
@@ -15,15 +14,14 @@ from mutants.edits import (
     first,
     floating,
     inputs,
-    insert,
     is_start,
     mutation,
     one_of,
     pure,
-    reread,
     twins,
     values,
 )
+from on_ranks import calls, insert, reread
 from torch.fx import GraphModule, Node
 
 from workbench.graph.facts import facts_of

@@ -1,4 +1,4 @@
-"""Ranks that tests end, and the table of faults: its rows are printed at the end of the run (tests/conftest.py)."""
+"""Ranks that tests end, and the rows of faults that `--results-json` keeps (tests/conftest.py)."""
 
 import tempfile
 
