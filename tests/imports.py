@@ -3,7 +3,10 @@
 import ast
 import re
 from collections.abc import Collection, Iterator
+from functools import cache
 from pathlib import Path
+
+import networkx as nx
 
 PACKAGE = Path(__file__).parents[1] / "workbench"
 FILES = {".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__"): path.read_text()
@@ -32,11 +35,10 @@ def imported_modules(source: str, known: Collection[str]) -> Iterator[tuple[int,
         first, _, rest = name.partition(".")
         if not first or first in NOT_FOR_A_PACKAGE:
             raise ValueError(f"line {line} imports {name}: name the module from `workbench` on")
-        while first == "workbench" and rest:  # a public name of the package itself is none
-            if rest in known:
-                yield line, rest
-                break
+        while rest and rest not in known:  # a public name of the package itself is none
             rest = rest.rpartition(".")[0]
+        if first == "workbench" and rest:
+            yield line, rest
 
 
 def private_torch(source: str, module: str) -> list[str]:
@@ -53,21 +55,18 @@ def private_torch(source: str, module: str) -> list[str]:
         if name.split(".")[0] == "torch" and (PRIVATE.search(name) or "testing._internal" in name):
             found.append(f"{module}:{line}: {name}")
     for node in ast.walk(tree):
-        dotted = _dotted(node)
-        if dotted is None:
-            continue
-        head, *rest = dotted.split(".")
-        if head in aliases and rest:
-            name = ".".join([aliases[head], *rest])
+        if isinstance(node, ast.Attribute):
+            head, _, rest = ast.unparse(node).partition(".")
+            name = f"{aliases.get(head, '')}.{rest}"
             # operators under torch.ops are called by their schema's name, also those with an underscore
-            if PRIVATE.search(name) and not name.startswith("torch.ops."):
-                found.append(f"{module}:{getattr(node, 'lineno', 0)}: {name}")
+            if head in aliases and PRIVATE.search(name) and not name.startswith("torch.ops."):
+                found.append(f"{module}:{node.lineno}: {name}")
     return sorted(set(found))
 
 
-def _dotted(node: ast.AST) -> str | None:
-    parts: list[str] = []
-    while isinstance(node, ast.Attribute):
-        parts.append(node.attr)
-        node = node.value
-    return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) and parts else None
+@cache
+def graph_of_imports() -> nx.DiGraph:
+    """From each module of the package to those that it imports, also those that a function imports."""
+    graph = nx.DiGraph((name, target) for name in FILES for _, target in imported_modules(FILES[name], FILES))
+    graph.add_nodes_from(FILES)
+    return graph

@@ -32,6 +32,13 @@ def gradients(authored: Authored) -> dict[str, torch.Tensor]:
     return {n: g.to_local() if isinstance(g, DTensor) else g for n, g in found.items()}
 
 
+def distances(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> dict[str, float]:
+    """How far each tensor is from the expected one, relative to its norm."""
+    assert found.keys() == expected.keys()
+    return {name: float((found[name] - value).norm() / value.norm().clamp_min(1e-12))
+            for name, value in expected.items()}
+
+
 class KeyBiased(torch.nn.Module):
     """A block of a GPT with biases. Attention adds the key's bias to all scores of a row, and softmax takes it out
     again: in exact arithmetic its gradient is zero.
@@ -144,11 +151,8 @@ def trajectory(recipe: Recipe) -> dict[str, Any]:
         ours, theirs = run(built.authored, built.step), run(eager, eager.module)
     relative, differing = 0.0, set()
     for a, b in zip(ours, theirs, strict=True):
-        assert a.keys() == b.keys()
-        for name in a:
-            if not torch.equal(a[name], b[name]):
-                differing.add(name)
-                relative = max(relative, float((a[name] - b[name]).norm() / b[name].norm().clamp_min(1e-12)))
+        relative = max(relative, *distances(a, b).values())
+        differing |= {name for name in a if not torch.equal(a[name], b[name])}
     return {
         "tensors": len(ours[0]), "differing": sorted(differing), "relative": relative,
         "losses": [float(s["loss"]) for s in ours],

@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 import networkx as nx
-from imports import FILES, PACKAGE, all_imports, imported_modules, private_torch
+import pytest
+from imports import FILES, PACKAGE, all_imports, graph_of_imports, imported_modules, private_torch
 
 from workbench.passes.registry import find_pass
 from workbench.recipe.contracts import package_contracts
@@ -52,8 +53,7 @@ def test_each_module_keeps_to_its_place() -> None:
 
 
 def test_imports_form_no_circle_and_only_rooms_lie_at_the_top() -> None:
-    graph = nx.DiGraph((name, target) for name in FILES for _, target in imported_modules(FILES[name], FILES))
-    assert [circle for circle in nx.simple_cycles(graph) if len(circle) > 1] == []
+    assert [circle for circle in nx.simple_cycles(graph_of_imports()) if len(circle) > 1] == []
     assert {path.stem for path in PACKAGE.iterdir()} - {"__pycache__"} == set(ROOMS)
 
 
@@ -100,6 +100,14 @@ def test_the_gates_can_fail() -> None:
          ":1: a folder of the lab imports another, lab.bisect.nodes"),
     ]:
         assert problems(name, text) == [name + told]
+    for bad in ("from . import doctor", "import lessons.x"):
+        with pytest.raises(ValueError, match="line 1 imports"):
+            problems("graph.capture", bad)
+    for bad in ("import torch\ntorch._C.x()", "import torch.distributed as d\nd._symm(1)",
+                "from torch.testing._internal.distributed import fake_pg", "from torch import fx\nfx._x"):
+        assert private_torch(bad, "m"), bad
+    for good in ("import torch\ntorch.ops.aten._to_copy.default", "import torch\ntorch.Tensor.__add__", "x._y"):
+        assert private_torch(good, "m") == [], good
 
 
 def test_what_is_declared_is_read_without_torch() -> None:

@@ -1,13 +1,10 @@
 """The predicted peak against peaks that were recorded on GPUs; benchmarks/peaks.py made the rows."""
 
 import json
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks import peaks
 from workbench.graph.read import peak
 

@@ -5,10 +5,10 @@ import io
 import re
 import tokenize
 from collections.abc import Iterable
-from functools import cache
 
+import networkx as nx
 import pytest
-from imports import FILES, PACKAGE, imported_modules
+from imports import FILES, PACKAGE, graph_of_imports
 
 CORE = [text for name, text in FILES.items() if name.split(".")[0] not in ("lab", "notebook")]
 COURSE = [path.read_text() for path in sorted((PACKAGE.parent / "lessons/course").glob("*.py"))]
@@ -38,21 +38,6 @@ def figures(sources: Iterable[str], core: Iterable[str]) -> dict[str, float]:
             "tokens a line": tokens / lines, "share of long lines": long / lines}
 
 
-@cache
-def targets(name: str) -> frozenset[str]:
-    return frozenset(target for _, target in imported_modules(FILES[name], FILES))
-
-
-def reached(name: str) -> set[str]:
-    """All modules of the package that importing this one may import, also those that a function imports."""
-    found, todo = {name}, [name]
-    while todo:
-        new = targets(todo.pop()) - found
-        found |= new
-        todo += new
-    return found
-
-
 def test_the_package_does_not_grow() -> None:
     found = figures(FILES.values(), CORE)
     assert {name: value for name, value in found.items() if value > MOST[name]} == {}
@@ -65,7 +50,7 @@ def test_what_left_the_package_for_the_course_does_not_grow_there() -> None:
 @pytest.mark.parametrize("name", REACH)
 def test_an_import_reaches_no_more_than_it_did(name: str) -> None:
     files, lines = REACH[name]
-    names = reached(name)
+    names = nx.descendants(graph_of_imports(), name) | {name}
     assert len(names) <= files and sum(len(FILES[each].splitlines()) for each in names) <= lines, sorted(names)
 
 
