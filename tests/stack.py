@@ -3,6 +3,7 @@
 import random
 from itertools import pairwise
 
+import networkx as nx
 import torch
 from torch import nn
 from torch.distributed import init_device_mesh
@@ -31,15 +32,8 @@ def split(world, widths=WIDTHS):
 
 def random_order(needs: list[list[int]], fixed: list[int], seed: int) -> list[int]:
     """Any order of the nodes in which each comes after what it needs; inputs first, the output last."""
-    chance = random.Random(seed)
-    count = len(needs)
-    first = [i for i in range(count - 1) if fixed[i]]
-    done, out = set(first), list(first)
-    open_ = [i for i in range(count - 1) if i not in done]
-    while open_:
-        ready = [i for i in open_ if done.issuperset(needs[i])]
-        chosen = chance.choice(ready)
-        open_.remove(chosen)
-        done.add(chosen)
-        out.append(chosen)
-    return [*out, count - 1]
+    chance, last = random.Random(seed), len(needs) - 1
+    graph = nx.DiGraph((need, node) for node, before in enumerate(needs) for need in before)
+    graph.add_nodes_from(range(len(needs)))
+    place = {node: (node == last, not fixed[node], chance.random()) for node in range(len(needs))}
+    return list(nx.lexicographical_topological_sort(graph, place.__getitem__))

@@ -1,13 +1,14 @@
 """The command line: listings without torch, one run on real ranks, and bad input told in one line each."""
 
-import glob
 import json
+import os
 import shlex
 import socket
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -28,17 +29,13 @@ def own_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("tmp")))
 
 
-def left_behind() -> set[str]:
-    return set(glob.glob(f"{tempfile.gettempdir()}/*"))
-
-
 def refused(capsys: pytest.CaptureFixture[str], *args: str, status: int = 2) -> str:
     """The one message of a command that must not run."""
-    before = left_behind()
+    before = os.listdir(tempfile.gettempdir())
     assert main(list(args)) == status
     out, err = capsys.readouterr()
     assert out == "" and "Traceback" not in err
-    assert left_behind() == before
+    assert os.listdir(tempfile.gettempdir()) == before
     lines = err.splitlines()
     assert all(line.startswith("workbench: error: ") for line in lines), err
     return "\n".join(line.removeprefix("workbench: error: ") for line in lines)
@@ -117,13 +114,9 @@ BAD = [
     (["tour", "--json", "/no/r.json"], "--json /no/r.json: the folder /no does not exist: make it first"),
     (["tour", "--html", "tests"], "--html tests: is a folder: give a file"),
     (["tour", "--html", "/proc/r.html"], "--html /proc/r.html: cannot be written: No such file or directory"),
-    (["llama3_fsdp", *SMALL, "--checkpoints", __file__], f"checkpoints {__file__}: the folder cannot be made: File "
-     "exists"),
     (["llama3_fsdp", "--save-every", "2"], "--save-every 2: give --checkpoints DIR too"),
     (["llama3_fsdp", "--world", "fake", "--checkpoints", "x"], "checkpoints x: a fake world trains nothing: take world "
      "gloo or nccl"),
-    (["llama3_fsdp", *SMALL, "data.path=/nowhere"], "data.path '/nowhere': /nowhere cannot be read (No such file or "
-     "directory): give a folder of text files, or leave it out for the sources of Python's standard library"),
 ]
 
 
@@ -175,8 +168,7 @@ def test_a_world_that_is_not_there_or_that_the_mesh_does_not_fit(
     if not torch.cuda.is_available():
         assert refused(capsys, "run", "llama3_fsdp", *SMALL, "--world", "nccl") == (
             "ranks(backend='nccl'): no CUDA GPU can be used here. Use backend='gloo' or 'auto'.")
-    variables = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
-    for name, value in variables.items():
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
     assert refused(capsys, "run", "llama3_fsdp") == (
         "recipe 'llama3_fsdp' needs 8 ranks, and torchrun started 2: change the mesh, or start 8 ranks")
@@ -187,11 +179,10 @@ def test_an_unsupported_torch_and_a_command_that_is_gone(
 ) -> None:
     assert refused(capsys, "worker", "--connect", "10.0.0.1:29600") == (
         "worker: this command is gone: use torchrun ... -m workbench run RECIPE")
-    for found, text in (("2.10.1", "torch 2.10.1 is not supported, this package needs torch>=2.11,<2.16"),
-                        ("2.16.0+cu130", "torch 2.16.0+cu130 is not supported, this package needs torch>=2.11,<2.16"),
-                        (None, "torch is not installed, and this package needs torch>=2.11,<2.16")):
-        monkeypatch.setattr("workbench.torch_api.supported.installed_torch", lambda found=found: found)
-        assert refused(capsys, "run", "tour") == f"{text}: pip install 'torch>=2.11,<2.16'"
+    for version, text in ("2.10.1", "torch 2.10.1 is not supported, this"), (None, "torch is not installed, and this"):
+        monkeypatch.setattr("workbench.torch_api.supported.installed_torch", Mock(return_value=version))
+        told = f"{text} package needs torch>=2.11,<2.16: pip install 'torch>=2.11,<2.16'"
+        assert refused(capsys, "run", "tour") == told
 
 
 @pytest.mark.ranks
@@ -216,11 +207,7 @@ def test_a_run_under_two_agents_of_torchrun_as_on_two_machines(tmp_path: Path) -
     assert "llama3_block_bucketing on 2 gloo ranks (dp_shard 2), level full" in report
     data = json.loads((tmp_path / "r.json").read_text())
     assert data["command"] == shlex.join(["workbench", *line])
-    checks = {v["check"]: v["outcome"] for v in data["passes"][0]["verdicts"]}
-    assert checks == dict.fromkeys(("lint", "effect", "collectives", "numerics"), "PASS")
-    assert data["schedule"]["outcome"] == "PASS"
-    assert len(data["training"]["losses"]) == 2 and data["tokens_per_second"] > 0
-    assert data["roofline"]["ceiling"] > 0 and 0 < data["roofline"]["fraction"] < 1
+    assert data["ok"] and data["schedule"]["outcome"] == "PASS" and len(data["training"]["losses"]) == 2
 
 
 def test_what_a_rank_refuses_is_told_as_it_said_it(
@@ -229,13 +216,8 @@ def test_what_a_rank_refuses_is_told_as_it_said_it(
     summary = "workbench.errors.WorkbenchError: rank 1 would run all_reduce, where rank 0 runs nothing more"
     said = RankError(f"rank 1 failed: {summary}", [Failure(1, "error", summary, "Traceback (most recent call last):")])
     late = RankError("ranks 0, 1 gave no answer within 0.2 s.", [Failure(rank, "busy", "busy") for rank in (0, 1)])
-    errors = {280.0: said, 0.2: late}  # by the time limit that the ranks are given
-
-    def run(*args: object, timeout: float, **kwargs: object) -> None:
-        raise errors[timeout]
-
-    monkeypatch.setattr(run_recipe, "run", run)
-    assert refused(capsys, "run", "llama3_fsdp", "--timeout", "280", status=1) == (
+    monkeypatch.setattr(run_recipe, "run", Mock(side_effect=[said, late]))
+    assert refused(capsys, "run", "llama3_fsdp", status=1) == (
         "rank 1: rank 1 would run all_reduce, where rank 0 runs nothing more")
-    assert main(["run", "llama3_fsdp", "--timeout", "0.2"]) == 1
+    assert main(["run", "llama3_fsdp"]) == 1
     assert capsys.readouterr().err.startswith("workbench: error: ranks 0, 1 gave no answer within 0.2 s.\n")
