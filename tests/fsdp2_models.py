@@ -108,8 +108,8 @@ class Case:
             for layer in model.layers:
                 parallelize_module(layer, mesh["model"], TP)
         data = mesh[tuple(axis for axis in self.mesh if axis != "model")]
-        options = {"mesh": data, **self.options}
-        options["ignored_params"] = {p for n, p in model.named_parameters() if n.endswith(self.ignored or ("-",))}
+        ignored = {p for name, p in model.named_parameters() if self.ignored and name.endswith(self.ignored)}
+        options = {"mesh": data, "ignored_params": ignored, **self.options}
         if self.columns:
             options["shard_placement_fn"] = lambda p: Shard(1) if p.shape == (2 * DIM, DIM) else None
         for unit in (*model.layers, *([[model.norm, model.head]] if self.tail else [])):

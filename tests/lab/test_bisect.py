@@ -13,10 +13,11 @@ from bad_passes import (
     RECIPE,
     find_all,
     find_where_ranks_part,
+    reread,
 )
 from faults import GATHER, SCATTER, without_metadata
 from graphs_by_hand import group_name, named
-from on_ranks import calls, key_biased, scale, user_pass
+from on_ranks import calls, insert, key_biased, user_pass
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from workbench import Numerics, PassContract, PassRecord, Stage, WorkbenchError, capture, run_joint
@@ -177,7 +178,9 @@ def test_nodes_that_a_retrace_numbered_otherwise_are_paired_by_operator_and_inpu
 
 
 def off_by_a_hundredth(gm):
-    return scale(gm, next(n for n in calls(gm, "aten.mm") if module_path(n) == "up"), 1.01)
+    weight = next(n for n in calls(gm, "aten.mm") if module_path(n) == "up")
+    reread(weight, insert(gm, weight, torch.ops.aten.mul.Scalar, weight, 1.01))
+    return gm
 
 
 def test_rounding_of_a_zero_gradient_is_passed_over_and_the_fault_behind_it_is_reached():
