@@ -46,13 +46,6 @@ def drops_an_add(gm: GraphModule) -> GraphModule:
     return gm
 
 
-def rounds(gm: GraphModule) -> GraphModule:
-    node = calls(gm, "aten.mm")[3]
-    short = insert(gm, node, ATEN._to_copy.default, node, dtype=torch.bfloat16)
-    reread(node, insert(gm, short, ATEN._to_copy.default, short, dtype=torch.float32), short)
-    return gm
-
-
 def decomposes_and_errs(gm: GraphModule) -> GraphModule:
     """One operator becomes many, as it should, and one of these is wrong."""
     gm = find_pass("inductor_decomposition").function(gm, [], options=DecompositionOptions())
@@ -134,7 +127,7 @@ def does_nothing(gm: GraphModule) -> GraphModule:
     return gm
 
 
-JOINT = (drops_an_add, rounds, decomposes_and_errs, sums_gradients, returns_gradients_swapped, errs_on_rank_1,
+JOINT = (drops_an_add, decomposes_and_errs, sums_gradients, returns_gradients_swapped, errs_on_rank_1,
          multiplies_what_does_not_fit, does_nothing)
 PARTITIONED = (negates_in_backward, saves_another_tensor, buckets_and_mixes)
 PARTING = (drops_on_rank_1, loses_an_output_on_rank_1)

@@ -40,7 +40,8 @@ def test_a_run_whose_loss_is_no_number_measures_nothing():
         finite([1.5, math.nan, math.inf])
 
 
-EXPERTS = {"n_experts": 4, "n_groups": 1, "top_groups": 1, "dim": 32, "ffn_dim": 48, "expert_dim": 16, "n_layers": 2}
+EXPERTS = {"family": "deepseek_v3", "dispatch": "capacity", "n_experts": 4, "n_groups": 1, "top_groups": 1, "dim": 32,
+           "ffn_dim": 48, "expert_dim": 16, "n_layers": 2}
 
 
 def eager_distances(described: Recipe) -> dict[str, float]:
@@ -59,17 +60,14 @@ def eager_distances(described: Recipe) -> dict[str, float]:
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("mesh, model", [
-    ({"dp_shard": 2, "tp": 2, "ep": 2, "ep_over": "dp_shard x tp"}, {"dispatch": "capacity"}),
-    ({"dp_replicate": 2, "dp_shard": 2, "ep": 2}, {}),
-], ids=str)
-def test_fsdp2_with_experts_trains_what_ours_trains(pool4, mesh, model):
-    given: dict[str, Any] = dict(
-        name="test", mesh=mesh, model={"family": "deepseek_v3", **EXPERTS, **model}, data={"seq_len": 16},
+def test_fsdp2_with_experts_trains_what_ours_trains(pool4):
+    recipe: dict[str, Any] = {
+        "name": "test", "model": EXPERTS, "data": {"seq_len": 16},
+        "mesh": {"dp_shard": 2, "tp": 2, "ep": 2, "ep_over": "dp_shard x tp"},
         # FSDP2 divides what a group of one has reduced in float64 twice
-        precision={"param": "float64", "reduce": "float32"},
-    )
-    for found in pool4.run(eager_distances, Recipe(**given)):
+        "precision": {"param": "float64", "reduce": "float32"},
+    }
+    for found in pool4.run(eager_distances, Recipe(**recipe)):
         assert max(found.values()) < 1e-6, found
 
 

@@ -40,7 +40,6 @@ def found(pool2):
 # graph, operator before and after ("": what torch returns for a gradient), module, source file
 FAULTS = {
     "drops_an_add": ("joint", "aten.pow.Tensor_Scalar", "aten.pow.Tensor_Scalar", "layers.0.ffn_norm", "layers.py"),
-    "rounds": ("joint", "aten.mm", "aten._to_copy", "layers.0.attention.wo", "llama3.py"),
     "decomposes_and_errs": ("joint", "aten.silu", "aten.div.Tensor", "layers.0.feed_forward", "layers.py"),
     "sums_gradients": ("joint", SCATTER, SCATTER, "layers.0.feed_forward.w3", "layers.py"),
     "returns_gradients_swapped": ("joint", "", "", "layers.0.attention.wv", "llama3.py"),
