@@ -51,40 +51,25 @@ def tour() -> Any:
         return build(recipe, world)
 
 
-def _ranks(n: int, backend: str) -> Iterator[Any]:
-    from workbench.world.ranks import ranks
+def _session_pool(n: int, backend: str) -> Any:
+    """Ranks for all tests that do them no harm: a start costs seconds."""
+    @pytest.fixture(scope="session")
+    def running() -> Iterator[Any]:
+        from workbench.world.ranks import ranks
 
-    with ranks(n, backend=backend, timeout=280, echo="none") as pool:
-        yield pool
+        with ranks(n, backend=backend, timeout=280, echo="none") as ranks_of_session:
+            yield ranks_of_session
 
-
-@pytest.fixture(scope="session")
-def pool2() -> Iterator[Any]:
-    """Two gloo ranks for all tests that do them no harm: a start costs seconds."""
-    yield from _ranks(2, "gloo")
-
-
-@pytest.fixture(scope="session")
-def pool4() -> Iterator[Any]:
-    """Four gloo ranks, likewise."""
-    yield from _ranks(4, "gloo")
+    return running
 
 
-@pytest.fixture(scope="session")
-def nccl2() -> Iterator[Any]:
-    """Two GPUs, likewise."""
-    yield from _ranks(2, "nccl")
-
-
-@pytest.fixture(scope="session")
-def nccl4() -> Iterator[Any]:
-    """Four GPUs, likewise."""
-    yield from _ranks(4, "nccl")
+pool2, pool4 = _session_pool(2, "gloo"), _session_pool(4, "gloo")
+nccl2, nccl4 = _session_pool(2, "nccl"), _session_pool(4, "nccl")
 
 
 @pytest.fixture
 def pool(request: pytest.FixtureRequest) -> Any:
-    """The ranks that a test's parameter names: `whole_steps.gloo_and_nccl`."""
+    """The ranks that a test's parameter names."""
     return request.getfixturevalue(request.param)
 
 
