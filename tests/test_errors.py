@@ -1,7 +1,7 @@
 """Code of a user's that would end the process is an error with its file and line, wherever it runs."""
 
 import re
-import subprocess
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,9 @@ from torch.nn import Linear
 from workbench import RankError, capture, load_recipe, register_model, run_joint
 from workbench.authoring.author import author, author_module
 from workbench.cli import main
-from workbench.errors import WorkbenchError
+from workbench.errors import WorkbenchError, no_exit
 from workbench_lessons.course.grading import grade
+from workbench_lessons.course.whole_course import ending_on_sigterm
 
 HERE = Path(__file__)
 
@@ -35,11 +36,9 @@ def test_an_imported_file_that_exits_is_refused_and_an_interrupt_stays_one(
 
 def test_the_package_itself_may_exit() -> None:
     """As on a SIGTERM: the frame that raises is the package's."""
-    script = ("import os, signal\nfrom workbench.errors import no_exit\n"
-              "from workbench_lessons.course.whole_course import ending_on_sigterm\n"
-              "with no_exit(), ending_on_sigterm():\n    os.kill(os.getpid(), signal.SIGTERM)\n")
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert done.returncode == 128 + 15 and done.stderr == ""
+    with pytest.raises(SystemExit) as end, no_exit(), ending_on_sigterm():
+        signal.raise_signal(signal.SIGTERM)
+    assert end.value.code == 128 + 15
 
 
 def exits(*_: Any, **__: Any) -> Any:
