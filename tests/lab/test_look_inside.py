@@ -1,6 +1,5 @@
 """What Inductor makes of small functions, and what its passes do: each fact is seen to change with its cause."""
 
-import linecache
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,6 @@ from on_ranks import small
 from torch import nn
 from torch._inductor import cpu_vec_isa
 from torch._inductor.async_compile import AsyncCompile
-from torch.fx.passes.graph_transform_observer import GraphTransformObserver
 
 from workbench import WorkbenchError, load_recipe
 from workbench.authoring.models.layers import FeedForward
@@ -25,12 +23,6 @@ X, SQUARE = torch.randn(TOKENS, DIM), torch.randn(DIM, DIM)
 @pytest.fixture(scope="module")
 def two():
     return nn.Sequential(FeedForward(DIM, HIDDEN), FeedForward(DIM, HIDDEN))
-
-
-def raised(*args, **kwargs):
-    with pytest.raises(WorkbenchError) as caught:
-        look_inside(*args, **kwargs)
-    return str(caught.value)
 
 
 def test_kernels_know_their_nodes_and_lines():
@@ -71,12 +63,15 @@ def test_a_node_by_eager_breaks_the_fusion():
 
 
 def test_bad_input_word_for_word():
-    assert raised(torch.relu, X, eager=["rellu"]) == (
-        "look_inside: eager: the graph has no operator node 'rellu'; did you mean 'relu'?")
-    assert raised(torch.relu, X, config={"memory_plan": True}) == (
-        "look_inside: Inductor has no option 'memory_plan': did you mean 'memory_planning'?")
-    assert raised(lambda x: x.add_(1), X) == (
-        "look_inside: the function changes an input or a buffer: give one that returns new tensors")
+    for function, options, told in [
+        (torch.relu, {"eager": ["rellu"]}, "eager: the graph has no operator node 'rellu'; did you mean 'relu'?"),
+        (torch.relu, {"config": {"memory_plan": True}},
+         "Inductor has no option 'memory_plan': did you mean 'memory_planning'?"),
+        (lambda x: x.add_(1), {}, "the function changes an input or a buffer: give one that returns new tensors"),
+    ]:
+        with pytest.raises(WorkbenchError) as caught:
+            look_inside(function, X, **options)
+        assert str(caught.value) == f"look_inside: {told}"
 
 
 def test_a_backend_gets_the_wrapper_and_leaves_no_trace():
@@ -111,7 +106,6 @@ def test_parts_and_why_not(monkeypatch, two):
 
 RECIPE = load_recipe("llama3_full_inductor").override({
     "mesh.dp_shard": 1, "mesh.tp": 2, "model.n_layers": 1, "data.seq_len": 16})
-TORCH = Path(torch.__file__).parent.parent
 
 
 @pytest.fixture(scope="module")
@@ -124,23 +118,15 @@ def on(explanation, graph):
 
 
 def test_each_stage_on_its_graph_and_what_it_changed(explanation):
-    import torch._inductor.compile_fx as compile_fx
-
     assert {(p.graph, p.stage) for p in explanation.passes} == {
         ("module", "pre-grad"), ("joint", "joint-graph"), ("forward", "post-grad"), ("backward", "post-grad")}
     for p in explanation.passes:
-        if p.where:
-            path, line = p.where.rsplit(":", 1)
-            lines = "".join(linecache.getline(str(TORCH / path), int(line) + i) for i in range(4))
-            assert "def " in lines or "lambda " in lines, p.where
         assert p.nodes[1] - p.nodes[0] == sum(p.added.values()) - sum(p.removed.values())
     views = on(explanation, "joint")["remove_noop_ops"]
     assert views.removed["aten.view"] > 0 and not views.added
     assert "_c10d_functional.all_reduce_" in on(explanation, "backward")["reinplace_inplaceable_ops"].added
     assert any(p.matched for p in explanation.passes)
     assert views.where.startswith("torch/_inductor/fx_passes/post_grad.py:")
-    assert GraphTransformObserver.__enter__.__name__ == "__enter__"  # nothing is left watching
-    assert compile_fx.GraphLowering.__name__ == "GraphLowering"
 
 
 def drop_nothing(graph: torch.fx.Graph) -> None:
@@ -148,18 +134,14 @@ def drop_nothing(graph: torch.fx.Graph) -> None:
 
 
 def test_a_pass_of_ones_own_is_seen_and_one_that_is_disabled_is_missing(explanation):
-    import torch._inductor.config as config
-
     sizes = [len(graph.graph.nodes) for graph in explanation.pair.graphs]
-    with config.patch(post_grad_custom_post_pass=drop_nothing):
+    with torch._inductor.config.patch(post_grad_custom_post_pass=drop_nothing):
         changed = inductor_passes(RECIPE, config={"disabled_passes": "remove_noop_ops"})
     for graph in ("forward", "backward"):
         own = on(changed, graph)["post_grad_custom_post_pass"]
         assert own.where == f"{Path(__file__).name}:{drop_nothing.__code__.co_firstlineno}" and not own.changed
     assert on(explanation, "joint").keys() - on(changed, "joint").keys() == {"remove_noop_ops"}
     assert sizes == [len(graph.graph.nodes) for graph in changed.pair.graphs]  # Inductor worked on copies
-    with pytest.raises(WorkbenchError, match="Inductor has no option 'zzz'"):
-        inductor_passes(RECIPE, config={"zzz": 1})
 
 
 @pytest.mark.nightly

@@ -65,34 +65,32 @@ def test_why_a_collective_is_exposed(order):
 
 
 RESULTS = Path(__file__).parents[2] / "benchmarks/results"
+REPLAYED = "llama3_full_inductor_block_bucketing_overlap_cudagraph"
 
 
-ON_TWO = "traces_h200x2", "llama3_1b_h200x2.jsonl"
-TRACES = [("traces_h100", "traces_h100/steps.jsonl", "reference_cudagraph"),
-          ("traces_h200", "traces_h200/steps.jsonl", "compile"), (*ON_TWO, "eager"),
-          (*ON_TWO, "llama3_full_inductor_block_bucketing_overlap_cudagraph")]
-
-
-@pytest.mark.parametrize(("folder", "lines", "variant"), TRACES)
-def test_a_trace_of_a_real_job_says_what_the_benchmark_measured_of_another_step(folder, lines, variant):
+@pytest.mark.parametrize(("folder", "lines", "variant", "ranks"), [
+    ("traces_h200", "traces_h200/steps.jsonl", "compile", 1),
+    ("traces_h200x2", "llama3_1b_h200x2.jsonl", "eager", 2),
+    ("traces_h200x2", "llama3_1b_h200x2.jsonl", REPLAYED, 2)])
+def test_a_trace_of_a_real_job_says_what_the_benchmark_measured_of_another_step(folder, lines, variant, ranks):
     """The benchmark's figures are those of its last first round."""
     rounds = map(json.loads, (RESULTS / lines).read_text(encoding="utf-8").splitlines())
     measured = [line for line in rounds if line["variant"] == variant and line["round"] == 0
                 and line["recipe"]["mesh"]["tp"] == 1][-1]
-    ranks = 2 if folder == "traces_h200x2" else 1
     order = read_order([RESULTS / f"{folder}/{variant}.rank{rank}.json.gz" for rank in range(ranks)])
     steps, timeline = order.steps, order.timeline(1)
     assert len(steps) == 2 * ranks and timeline.exposed_ms == pytest.approx(steps[1].exposed_ms)
     if ranks == 2:  # a replay's 19 streams are branches of a graph: one lane for each kind of communication
         assert 3 <= len(timeline.lanes) <= 4
-        assert any(lane.startswith("replayed AllGather") for lane in timeline.lanes) is ("cudagraph" in variant)
+        replayed = [lane for lane in timeline.lanes if lane.startswith("replayed AllGather")]
+        assert bool(replayed) is (variant == REPLAYED)
     for step in steps:
         assert step.launches == measured["launches"]
         assert step.span_ms == pytest.approx(step.compute_ms + step.exposed_ms + step.idle_ms)
         if not step.rank:  # the benchmark's figures are rank 0's
-            assert step.compute_ms == pytest.approx(measured["kernels_ms"], rel=0.1 if "h100" in folder else 0.05)
+            assert step.compute_ms == pytest.approx(measured["kernels_ms"], rel=0.05)
         assert (step.communication_ms > 15) is (ranks == 2)
-        assert (step.exposed_ms < 5) is (ranks == 1 or variant not in ("eager", "compile"))  # a replay hides it
+        assert (step.exposed_ms < 5) is (variant != "eager")  # a replay hides it
 
 
 def test_compute_hides_communication_and_communication_does_not(order):
@@ -105,9 +103,6 @@ def test_compute_hides_communication_and_communication_does_not(order):
     step = order(kernel("ncclA", 0, 100, stream=20), kernel("ncclB", 50, 150, stream=21))
     assert step.exposed_ms == step.communication_ms == 0.15 and step.compute_ms == 0
     assert [(c.exposed_ms, c.shared_ms) for c in step.collectives] == [(0.1, 0.05)] * 2
-    step = order(kernel(GATHER, 0, 100, stream=20),
-                 kernel("Memcpy PtoP (Device -> Device)", 0, 100, stream=21, cat="gpu_memcpy"))
-    assert step.exposed_ms == 0.1 and not any(c.hidden for c in step.collectives)
 
 
 WAITING = "void cutlass::device_kernel<GemmUniversal<cutlass::gemm::PersistentAsyncInputScheduler<Cooperative>>>(P)"

@@ -49,6 +49,10 @@ def of_a_slice(y, weight):
     return torch.relu(y)[:, :16] @ weight[:, :16].t()
 
 
+def of_24_columns(y, weight):
+    return torch.relu(y)[:, :24].contiguous() @ weight[:, :24].contiguous().t()
+
+
 def of_its_own_result(y, weight):
     """Scores of tokens: no operand comes from a parameter."""
     return (y @ y.t()) * weight
@@ -61,31 +65,27 @@ def grouped(y, weight):
 
 
 def effect_of(joint, **options):
-    return run_joint(joint, [{"name": "float8_matmul", "smallest": 16, **options}])[0].verdict("effect")
+    listed = {"name": "float8_matmul", "smallest": 16, **options}
+    return run_joint(joint, [listed])[0].verdict("effect")
 
 
-def of_24_columns(y, weight):
-    return torch.relu(y)[:, :24].contiguous() @ weight[:, :24].contiguous().t()
-
-
-@pytest.mark.parametrize(("block", "dtype", "converted", "why", "where"), [
-    (of_a_slice, torch.float32, None, "an operand has strides (32, 1)", "layers.0 forward"),
-    (linear, torch.bfloat16, 5, "", ""),
-    (of_24_columns, torch.float32, None, "size 24 is no multiple of 16", "layers.0 forward"),
-    (of_its_own_result, torch.float32, None, "belongs to no linear layer", "layers.0 mm_1"),
-    (grouped, torch.bfloat16, 2, "grouped product, aten._grouped_mm: only a product of two matrices is converted",
+@pytest.mark.parametrize(("block", "dtype", "why", "where"), [
+    (of_a_slice, torch.float32, "an operand has strides (32, 1)", "layers.0 forward"),
+    (of_24_columns, torch.float32, "size 24 is no multiple of 16", "layers.0 forward"),
+    (of_its_own_result, torch.float32, "belongs to no linear layer", "layers.0 mm_1"),
+    (grouped, torch.bfloat16, "grouped product, aten._grouped_mm: only a product of two matrices is converted",
      "layers.0 "),
 ])
-def test_each_product_that_stays_has_its_reason(block, dtype, converted, why, where):
-    evidence = effect_of(captured(block, dtype)).evidence
-    assert set(evidence["left"]) == ({why} if why else set())
-    assert not why or any(name.startswith(where) for name in evidence["left"][why])
-    assert converted in (None, evidence["converted"])
+def test_each_product_that_stays_has_its_reason(block, dtype, why, where):
+    left = effect_of(captured(block, dtype)).evidence["left"]
+    assert set(left) == {why} and any(name.startswith(where) for name in left[why])
 
 
-def test_a_dtype_that_has_no_cast_is_named():
-    with pytest.raises(WorkbenchError, match="5: an operand is float64, layers.0 forward first"):
-        effect_of(captured(linear, torch.float64))
+@pytest.mark.parametrize(("dtype", "smallest", "why"), [
+    (torch.float64, 16, "an operand is float64"), (torch.float32, 128, "size 32 is below smallest, 128")])
+def test_a_pass_that_converts_nothing_is_refused_with_the_reason(dtype, smallest, why):
+    with pytest.raises(WorkbenchError, match=f"no product is left to convert .*5: {why}, layers.0 forward first"):
+        effect_of(captured(linear, dtype), smallest=smallest)
 
 
 def on_a_gpu(joint):

@@ -24,10 +24,8 @@ def test_a_recipe_says_its_stages_and_runs_on_a_multiple_of_its_mesh():
     ({"pipeline.microbatches": 3}, "pipeline.microbatches: 3 do not divide data.batch_per_rank 4: change one of them"),
     ({"pipeline.stages": 5}, "pipeline.stages: 5 are more than the model's 4 blocks"),
     ({"training.step": "whole"}, 'pipeline: it is a kind of step, and training.step is "whole": set it to "pipeline"'),
-    ({"training.step": "pair"}, 'pipeline: it is a kind of step, and training.step is "pair": set it to "pipeline"'),
     ({"passes": ["full_inductor_compilation"], "joint_passes": ["inductor_decomposition"]},
      "pipeline.stages: no stage can be cut from what pass 'full_inductor_compilation' makes: drop one"),
-    ({"pipeline.stagez": 2}, "unknown key; did you mean 'pipeline"),
     ({"training.accumulate": 2}, "2 microbatches have their gradients added up outside any graph, and training.step is "
                                  '"pipeline"'),
 ])
@@ -38,43 +36,35 @@ def test_what_does_not_fit_the_rest_of_the_recipe_is_refused(changes, told):
 
 
 class Normed(nn.Module):
-    def __init__(self, norm: bool):
+    def __init__(self):
         super().__init__()
-        self.embed, self.layers = nn.Embedding(16, 4), nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
-        self.norm, self.head = nn.BatchNorm1d(4) if norm else nn.Identity(), nn.Linear(4, 16)
+        self.embed, self.norm, self.head = nn.Embedding(16, 4), nn.BatchNorm1d(4), nn.Linear(4, 16)
 
     def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        x = self.embed(tokens).flatten(0, 1)
-        for layer in self.layers:
-            x = layer(x)
-        return nn.functional.cross_entropy(self.head(self.norm(x)), targets.flatten())
+        x = self.norm(self.embed(tokens).flatten(0, 1))
+        return nn.functional.cross_entropy(self.head(x), targets.flatten())
 
 
-@pytest.mark.parametrize(("stages", "norm", "told"), [
-    (["layers.9"], False, "pipeline.stages: the model has no module 'layers.9'"),
-    (["layers.1"], True, "pipeline: batch norm 'norm' would see a microbatch: replace it"),
+@pytest.mark.parametrize(("start", "told"), [
+    ("layers.9", "pipeline.stages: the model has no module 'layers.9'"),
+    ("head", "pipeline: batch norm 'norm' would see a microbatch: replace it"),
 ])
-def test_modules_that_do_not_fit_are_refused_before_the_capture(stages, norm, told, monkeypatch):
+def test_modules_that_do_not_fit_are_refused_before_the_capture(start, told, monkeypatch):
     monkeypatch.setattr("workbench.lab.pipeline.run.capture", None)
-    register_model("normed", sizes={"vocab_size": 16, "max_seq_len": 16})(lambda _: Normed(norm))
+    register_model("normed", sizes={"vocab_size": 16, "max_seq_len": 16})(lambda _: Normed())
     recipe = load_recipe("llama3").override({
         "model": {"family": "normed"}, "mesh.dp_shard": 1, "mesh.tp": 1, "joint_passes": [], "passes": [],
-        "data.seq_len": 16, "data.batch_per_rank": 4, "training.step": "pipeline", "pipeline.stages": stages})
+        "data.seq_len": 16, "data.batch_per_rank": 4, "training.step": "pipeline", "pipeline.stages": [start]})
     with pytest.raises(WorkbenchError) as error:
         run_pipeline(recipe, world="fake")
     assert str(error.value) == told
 
 
-@pytest.mark.parametrize(("changes", "told"), [
-    ({"pipeline.schedule": "ZBVZeroBubble", "pipeline.ranks": 2}, "ZBV requires exactly 2 stages per rank, but got 1"),
-    ({"pipeline.schedule": "2F2B"}, "2F2B, 4 microbatches: Unknown schedule name '2F2B'"),
-    ({"pipeline.stages": 4, "pipeline.ranks": 2}, "1F1B cannot deal out 4 stages to 2 ranks"),
-])
-def test_a_schedule_that_does_not_fit_is_refused_before_a_rank_starts(changes, told, monkeypatch):
+def test_a_schedule_that_does_not_fit_is_refused_before_a_rank_starts(monkeypatch):
     monkeypatch.setattr("workbench.lab.pipeline.run.on_ranks", None)
-    with pytest.raises(WorkbenchError) as error:
-        run_pipeline(piped(["layers.1"]).override(changes))
-    assert told in str(error.value)
+    recipe = piped(4).override({"pipeline.ranks": 2})
+    with pytest.raises(WorkbenchError, match="^1F1B cannot deal out 4 stages to 2 ranks$"):
+        run_pipeline(recipe)
 
 
 def test_other_commands_say_who_runs_it():

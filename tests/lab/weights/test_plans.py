@@ -1,6 +1,5 @@
 """A plan of transformers as one of ours: the sharded model computes what the plain one does."""
 
-
 import pytest
 import torch
 from torch import nn

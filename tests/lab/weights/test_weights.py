@@ -3,10 +3,10 @@
 import json
 import os
 import shutil
+from functools import partial
 
 import pytest
 import torch
-from on_ranks import small
 from safetensors.torch import load_file, save_file
 
 from workbench import Recipe, WorkbenchError, author, current_world, fake_world, save_weights, shards, simulated_world
@@ -17,24 +17,23 @@ from workbench.world.mesh import World
 pytestmark = pytest.mark.integration
 ALONE = World("gloo", 1, 0, torch.device("cpu"))
 SIZES = {"n_layers": 2, "vocab_size": 256, "dim": 32, "ffn_dim": 48}
+MODELS = {
+    "llama3": {**SIZES, "n_heads": 4, "n_kv_heads": 2},
+    "deepseek_v3": {**SIZES, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_dim": 8, "expert_dim": 16,
+                    "dispatch": "dropless"},
+}
 ONE, INDEX = "model-00001-of-00001.safetensors", "model.safetensors.index.json"
 Q, GATE = "model.layers.0.self_attn.q_proj.weight", "model.layers.0.mlp.gate_proj.weight"
 
 
-def llama(mesh, folder=None, **changes):
-    return small(mesh).override({**{f"model.{key}": value for key, value in SIZES.items()}, "model.n_heads": 4,
-                                 "model.n_kv_heads": 2, **({"model.weights": str(folder)} if folder else {}),
-                                 **changes})
+def recipe_of(family, mesh, folder=None, **sizes):
+    model = {"family": family, **MODELS[family], **sizes}
+    if folder:
+        model["weights"] = str(folder)
+    return Recipe(name="small", mesh=mesh, model=model, data={"seq_len": 16})
 
 
-def deepseek(mesh, folder=None, **changes):
-    model = {"family": "deepseek_v3", **SIZES, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_dim": 8,
-             "expert_dim": 16, "dispatch": "dropless"}
-    recipe = Recipe(name="small", mesh=mesh, model=model, data={"seq_len": 16})
-    return recipe.override({**({"model.weights": str(folder)} if folder else {}), **changes})
-
-
-RECIPES = {"llama3": llama, "deepseek_v3": deepseek}
+llama, deepseek = (partial(recipe_of, family) for family in MODELS)
 
 
 def written(recipe, folder, file_bytes=10**9):
@@ -70,14 +69,14 @@ def move(module):
         parameter.add_(torch.randn_like(parameter) * 0.1)
 
 
-@pytest.mark.parametrize("family", RECIPES)
+@pytest.mark.parametrize("family", MODELS)
 def test_transformers_computes_our_loss_and_we_compute_its(tmp_path, family, monkeypatch):
-    authored = written(RECIPES[family]({}), tmp_path / "ours")
+    authored = written(recipe_of(family, {}), tmp_path / "ours")
     model = theirs(tmp_path / "ours", family)
     torch.testing.assert_close(*losses(authored, model), rtol=1e-5, atol=0)
     move(model)
     model.save_pretrained(tmp_path / "theirs")
-    again = author(RECIPES[family]({}, tmp_path / "theirs"), ALONE)
+    again = author(recipe_of(family, {}, tmp_path / "theirs"), ALONE)
     torch.testing.assert_close(*losses(again, model), rtol=1e-5, atol=0)
     if family == "deepseek_v3":  # the fault that this test must see
         monkeypatch.setattr(hugging_face, "_order", lambda *_: None)
@@ -107,11 +106,11 @@ def loaded(recipe, whole):
     ("llama3", {"tp": 2}, 1.0), ("deepseek_v3", {"dp_shard": 2, "ep": 2}, 1.01),
     pytest.param("deepseek_v3", {"dp_shard": 2, "tp": 2, "ep": 2}, 1.01, marks=pytest.mark.nightly)])
 def test_ranks_read_only_what_they_hold(request, tmp_path, family, mesh, most):
-    recipe = RECIPES[family](mesh)
+    recipe = recipe_of(family, mesh, tmp_path)
     pool = request.getfixturevalue(f"pool{recipe.mesh.world_size}")
-    whole = dict(written(RECIPES[family]({}), tmp_path, file_bytes=20_000).module.state_dict())
+    whole = dict(written(recipe_of(family, {}), tmp_path, file_bytes=20_000).module.state_dict())
     assert len(list(tmp_path.glob("*.safetensors"))) > 3
-    for odd, count, held in pool.run(loaded, recipe.override({"model.weights": str(tmp_path)}), whole):
+    for odd, count, held in pool.run(loaded, recipe, whole):
         assert odd == [] and held <= count <= most * held
 
 
@@ -140,7 +139,7 @@ def test_a_fake_world_reads_nothing_and_a_simulated_one_each_rank_s_part(tmp_pat
     with fake_world(8) as world:
         author(llama({"dp_shard": 8}, tmp_path), world)
         with pytest.raises(WorkbenchError, match="set model.n_layers to 2"):
-            author(llama({"dp_shard": 8}, tmp_path, **{"model.n_layers": 1}), world)
+            author(llama({"dp_shard": 8}, tmp_path, n_layers=1), world)
 
 
 def edit(file, change):

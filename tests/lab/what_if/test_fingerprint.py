@@ -99,5 +99,3 @@ def test_an_edit_of_a_loaded_file_is_noticed_and_a_new_module_is_none(tmp_path, 
     assert sources.look() == before
     os.utime(file, (1, 1))
     assert sources.look() == sources.look() == before + 1
-
-
