@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 import torch
-from on_ranks import FSDP_TP, calls, full_level, insert, small, user_pass
+from on_ranks import FSDP_TP, build_with, calls, full_level, insert, outcomes, small, user_pass
 
 from workbench import PassSpec, WorkbenchError, author, run, run_joint
 from workbench.checks.lint import scaled_operands
@@ -16,6 +16,7 @@ from workbench.torch_api.devices.float8 import scaled_products
 
 pytestmark = pytest.mark.integration
 NAME, BLOCKS, ATEN = "float8_matmul", "transformer_block_bucketing", torch.ops.aten
+WO, TOKENS = "layers.0.attention.wo", 2 * 16
 FSDP2 = {"dp_shard": 2}
 BFLOAT16 = {"precision.param": "bfloat16"}
 
@@ -41,25 +42,15 @@ def by_scaling(sharded, through):
     return {scaling: through(sharded, listed) for scaling, listed in lists.items()}
 
 
-def converted(found):
-    return found[0][NAME].verdict("effect")
-
-
-def test_all_but_the_output_layer_by_default(authored, through):
-    effect = converted(through(authored, [spec()]))
-    assert effect.outcome == "PASS" and effect.evidence["converted"] == 7 * 3
-    assert effect.evidence["left"] == {
-        "outside modules *layers.*": ["output forward", "output weight_gradient", "output input_gradient"]}
-
-
-def test_a_product_that_the_options_leave_out_stays_with_that_reason(authored, through):
-    some = spec(modules=("*.w1", "*.w3"), products=("forward",))
-    effect = converted(through(authored, [some]))
-    assert effect.evidence["converted"] == 2 and effect.evidence["products"] == 24
+def test_what_the_options_leave_out_stays_with_that_reason(authored, through):
+    effect = through(authored, [spec(products=("forward",))])[0][NAME].verdict("effect")
+    assert effect.outcome == "PASS" and effect.evidence["converted"] == 7
     left = effect.evidence["left"]
-    assert len(left["outside modules *.w1, *.w3"]) == 18
-    assert left["products leaves out weight_gradient"] == [
-        "layers.0.feed_forward.w3 weight_gradient", "layers.0.feed_forward.w1 weight_gradient"]
+    assert left["outside modules *layers.*"] == [
+        "output forward", "output weight_gradient", "output input_gradient"]
+    assert {why: len(names) for why, names in left.items()} == {
+        "outside modules *layers.*": 3, "products leaves out weight_gradient": 7,
+        "products leaves out input_gradient": 7}
 
 
 def test_a_gpu_without_float8_is_refused(authored, monkeypatch):
@@ -86,15 +77,28 @@ def test_operands_lie_as_a_gpu_takes_them(authored, through, scaling):
     assert len(casts) == 7 + 4 + 7 or scaling == "rowwise"
 
 
-def test_weights_are_gathered_in_float8_with_one_reduction_of_their_maxima(by_scaling):
-    plain, float8 = (list_collectives(by_scaling[scaling][2]) for scaling in ("", "tensorwise"))
-    assert {c.dtype for c in plain if c.kind == "all_gather"} == {"bfloat16"}
-    assert {c.dtype for c in float8 if c.kind == "all_gather"} == {"bfloat16", "uint8"}
-    reduced = [(c.reduce_op, c.shape) for c in float8 if c.kind == "all_reduce"]
-    assert reduced == [("max", (7,))]
-    saved = saved_tensors(*by_scaling["tensorwise"][1].graphs)
-    weights = [row for row in saved if row.gathered and "layers" in row.module]
-    assert {row.dtype for row in weights if len(row.shape) == 2} == {"float8_e4m3fn"}
+def saved_for(pair, rows):
+    """(dtypes of the matrices of `rows` rows that layer WO saves, but for its own result; all bytes that are saved)."""
+    saved = saved_tensors(*pair.graphs)
+    of_layer = [row for row in saved if row.module == WO and row.shape[:1] == (rows,) and "mm" not in row.name]
+    return {row.dtype for row in of_layer}, sum(row.held_bytes for row in saved)
+
+
+def test_both_scalings_save_float8_and_tensorwise_gathers_it_too(by_scaling):
+    gathered, size = {}, {}
+    for scaling, (records, pair, joint) in by_scaling.items():
+        collectives = list_collectives(joint)
+        gathered[scaling] = {c.dtype for c in collectives if c.kind == "all_gather"}
+        activations, size[scaling] = saved_for(pair, TOKENS)
+        assert activations == ({"float8_e4m3fn"} if scaling else {"bfloat16"})
+        if scaling:
+            assert records[NAME].verdict("collectives").outcome == "PASS"
+            assert saved_for(pair, 128)[0] == {"float8_e4m3fn"}  # its weight, as the input gradient reads it
+        reduced = [(c.reduce_op, c.shape) for c in collectives if c.kind == "all_reduce"]
+        assert reduced == ([("max", (7,))] if scaling == "tensorwise" else [])  # of all weights
+    assert gathered == {"": {"bfloat16"}, "tensorwise": {"bfloat16", "uint8"}, "rowwise": {"bfloat16"}}
+    # rowwise saves a scale for each column
+    assert size["tensorwise"] < size["rowwise"] < 1.01 * size["tensorwise"] < 0.7 * size[""]
 
 
 def test_a_weight_that_something_else_reads_is_gathered_as_before(sharded, through):
@@ -104,6 +108,7 @@ def test_a_weight_that_something_else_reads_is_gathered_as_before(sharded, throu
 
 
 # seeded faults: each is the pass itself, with one thing wrong
+
 
 def variant(function, **options):
     """The pass, and then `function` on its graph."""
@@ -147,10 +152,10 @@ def doubles_a_scale(gm):
 
 
 def with_a_broken_scale(recipe):
-    """`full_level` where another pass follows, with a fault."""
-    with user_pass("doubles_a_scale", doubles_a_scale, numerics="lossy", tolerance=0.4) as name:
-        listed = [spec.as_toml() for spec in recipe.joint_passes]
-        return full_level(recipe.override({"joint_passes": [*listed, name]}))
+    """The verdicts of the pass, and those of one behind it with a fault."""
+    name = "doubles_a_scale"
+    built = build_with(recipe, name, doubles_a_scale, numerics="lossy", tolerance=0.4)
+    return outcomes(built, NAME), outcomes(built, name)
 
 
 RESHARD = "reshard_after_forward"
@@ -178,36 +183,11 @@ def test_other_passes_take_the_result(pool2, name):
     pytest.param("pool4", FSDP_TP, "tensorwise", marks=pytest.mark.nightly)], ids=str, indirect=["pool"])
 def test_the_verdicts_on_ranks(pool, mesh, scaling):
     float8 = recipe(mesh, passes=(BLOCKS,) if "dp_shard" in mesh else (), scaling=scaling)
-    for verdicts, _ in pool.run(with_a_broken_scale, float8):
-        assert {check: verdict[0] for check, verdict in verdicts[NAME].items()} == dict.fromkeys(
+    for right, broken in pool.run(with_a_broken_scale, float8):
+        assert {check: outcome for check, (outcome, _) in right.items()} == dict.fromkeys(
             ("lint", "effect", "collectives", "numerics"), "PASS")
-        (lint, _), (numerics, message) = (verdicts["doubles_a_scale"][check] for check in ("lint", "numerics"))
-        assert (lint, numerics) == ("PASS", "FAIL") and "break 'lossy'" in message
-
-
-# float8_matmul: which casts are saved and gathered.
-
-WO, TOKENS = "layers.0.attention.wo", 2 * 16
-
-
-def saved_for(pair, module, rows):
-    """(dtypes of the matrices of `rows` rows that a layer saves, but for its own result; all bytes that are saved)."""
-    saved = saved_tensors(*pair.graphs)
-    return ({row.dtype for row in saved if row.module == module and row.shape[:1] == (rows,) and "mm" not in row.name},
-            sum(row.held_bytes for row in saved))
-
-
-def test_both_scalings_save_their_activations_in_float8(by_scaling):
-    plain, whole, rows = (saved_for(pair, WO, TOKENS) for _, pair, _ in by_scaling.values())
-    assert (plain[0], whole[0], rows[0]) == ({"bfloat16"}, {"float8_e4m3fn"}, {"float8_e4m3fn"})
-    assert whole[1] < rows[1] < 1.01 * whole[1] < 0.7 * plain[1]  # rowwise saves a scale for each column
-
-
-def test_rowwise_gathers_bfloat16_and_saves_float8_of_it(by_scaling):
-    found = by_scaling["rowwise"]
-    assert {c.dtype for c in list_collectives(found[2]) if c.kind == "all_gather"} == {"bfloat16"}
-    assert found[0][NAME].verdict("collectives").outcome == "PASS"
-    assert saved_for(found[1], WO, 128)[0] == {"float8_e4m3fn"}  # its weight, as the input gradient reads it
+        outcome, message = broken["numerics"]
+        assert broken["lint"][0] == "PASS" and outcome == "FAIL" and "break 'lossy'" in message
 
 
 def test_products_of_float8_are_counted_by_their_kernels_and_casts_are_not():
@@ -217,6 +197,7 @@ def test_products_of_float8_are_counted_by_their_kernels_and_casts_are_not():
     others = ["nvjet_sm90_tst_128x256_64x4_2x1_v_bz_coopA_NTN", "triton_red_fused__scaled_mm_abs_amax_0",
               "void at::native::vectorized_elementwise_kernel<4, gemm_like<c10::Float8_e5m2>>"]
     assert scaled_products(Counter(products + others)) == len(products)
+    assert transform.scaled_products_ran({"converted": 4}, Counter(products)).happened
 
 
 def lowered_back(gm):

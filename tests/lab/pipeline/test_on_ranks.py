@@ -38,9 +38,7 @@ def test_schedules_on_four_ranks_give_the_uncut_model_s_loss_and_gradients(pool4
 
 @pytest.mark.parametrize("recipe", [
     pytest.param(piped(["layers.1"], layers=2), id="1F1B"),
-    pytest.param(piped(["layers.1", "layers.2", "layers.3"], "ZBVZeroBubble"), id="zero bubble",
-                 marks=NIGHTLY),
-])
+    pytest.param(piped(["layers.1", "layers.2", "layers.3"], "ZBVZeroBubble"), id="zero bubble", marks=NIGHTLY)])
 def test_two_steps_with_fsdp_inside_leave_what_whole_parameters_do(pool4, recipe):
     recipe = recipe.override({"mesh.dp_shard": 2, "passes": ["transformer_block_bucketing"]})
     assert pool4.run(trained_beside_eager, recipe) == [[]] * 4

@@ -137,7 +137,6 @@ def test_what_was_asked_before_is_kept_up_to_a_number_and_revert_goes_back_at_on
     assert again(study.revert()) == [] and study.now.recipe == first.recipe and study.pair.graphs == graphs
     with pytest.raises(WorkbenchError, match="nothing to revert: no change was made since the start"):
         study.revert()
-    assert [d.reverted for d in study.history] == [False, False, True, True]
     monkeypatch.setattr(studies, "_MOST_KEPT", len(ALL) + 1)
     study.change({"passes.overlap_collectives.horizon": 2})
     study.change({BUCKETING: False})
@@ -186,8 +185,6 @@ def test_an_error_leaves_the_study_as_it_was(study):
         study.change(passes=["transformer_block_bucketing", "own"])
     with pytest.raises(RecipeError, match="no pass 'overlap' in passes"):
         study.change({"passes.overlap.horizon": 2})
-    with pytest.raises(WorkbenchError, match="4"):
-        study.change({"mesh.tp": 2})  # 8 ranks on a world of 4
     assert study.now is before and study.pair.graphs == graphs and study.history == []
 
 
