@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from workbench import Batches, WorkbenchError, author, author_module, capture, current_world, fake_world, load_recipe
+from workbench import Batches, WorkbenchError, author, author_module, capture, current_world, load_recipe
 from workbench.authoring.microbatches import cut as microbatches
 from workbench.lab.pipeline.cut import cut_into_stages
 from workbench.lab.pipeline.plan import Plan
@@ -162,10 +160,3 @@ def refused(changes: Any) -> list[str]:
         except WorkbenchError as error:
             told.append(f"WorkbenchError: {error}")
     return told
-
-
-@contextmanager
-def two_way() -> Iterator[World]:
-    """Rank 0 of two places in a pipeline, each of which is two FSDP ranks; no values."""
-    with fake_world(4) as world:
-        yield replace(world, pipeline=2)
