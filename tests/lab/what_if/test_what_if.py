@@ -103,22 +103,20 @@ def test_what_authoring_reads_is_in_its_key():
     assert {"seq_len", "batch_per_rank"} <= set(read["data"]) and {"seed", "deterministic"} <= set(read["training"])
 
 
-MODEL = """
-@register_model("own_model", sizes={{"vocab_size": 256, "max_seq_len": 32}})
 class Own(torch.nn.Module):
-    def __init__(self, sizes):
+    def __init__(self, bias):
         super().__init__()
-        self.embed, self.head = torch.nn.Embedding(256, 8), torch.nn.Linear(8, 256, bias={bias})
+        self.embed, self.head = torch.nn.Embedding(256, 8), torch.nn.Linear(8, 256, bias=bias)
+
     def forward(self, tokens, targets):
-        return torch.nn.functional.cross_entropy(self.head(self.embed(tokens)).flatten(0, 1), targets.flatten())
-"""
+        logits = self.head(self.embed(tokens)).flatten(0, 1)
+        return torch.nn.functional.cross_entropy(logits, targets.flatten())
 
 
 @pytest.mark.nightly  # what a fingerprint sees of code is in test_fingerprint
 def test_a_model_registered_again_authors_anew_if_its_code_differs(fake4):
     def register(bias):
-        space = {"__name__": "__main__", "torch": torch, "register_model": register_model}
-        exec(compile(MODEL.format(bias=bias), "cell", "exec"), space)
+        register_model("own_model", sizes={"vocab_size": 256, "max_seq_len": 32})(lambda _: Own(bias))
 
     register(False)
     study = what_if(small({"dp_shard": 4}).override({"model": {"family": "own_model"}}), fake4)
@@ -143,23 +141,20 @@ def test_what_was_asked_before_is_kept_up_to_a_number_and_revert_goes_back_at_on
     assert len(study._results) == len(ALL) + 1
 
 
-CELL = """
-def step(value):
-    return value * {factor}
-@register_pass("own", stage="partitioned", numerics="lossy", tolerance=1e9, effect=lambda *_: effect)
-def own(gm, example_inputs, *, options):
-    for node in gm.graph.find_nodes(op="call_function", target=torch.ops.aten.mul.Tensor)[:1]:
-        node.meta["marked"] = step(1)
-    {more}
-    return gm
-"""
+def define(factor=1, happened=True, error=""):
+    """Registers the pass `own`, as a notebook's cell would."""
+    effect = Effect(happened, "" if happened else "so it is")
 
+    def step(value):
+        if error:
+            raise ValueError(error)
+        return value * factor
 
-def define(factor=1, more="pass", happened=True):
-    """A notebook's cell that registers the pass `own`."""
-    space = {"__name__": "__main__", "register_pass": register_pass, "torch": torch,
-             "effect": Effect(happened, "" if happened else "so it is")}
-    exec(compile(CELL.format(factor=factor, more=more), "cell", "exec"), space)
+    @register_pass("own", stage="partitioned", numerics="lossy", tolerance=1e9, effect=lambda *_: effect)
+    def own(gm, example_inputs, *, options):
+        for node in gm.graph.find_nodes(op="call_function", target=torch.ops.aten.mul.Tensor)[:1]:
+            node.meta["marked"] = step(1)
+        return gm
 
 
 def test_a_pass_registered_again_runs_again_if_its_code_differs(study):
@@ -180,7 +175,7 @@ def test_a_pass_registered_again_runs_again_if_its_code_differs(study):
 @pytest.mark.nightly
 def test_an_error_leaves_the_study_as_it_was(study):
     before, graphs = study.now, study.pair.graphs
-    define(more="raise ValueError('no')")
+    define(error="no")
     with pytest.raises(WorkbenchError, match="pass 'own' on the forward graph raised ValueError: no"):
         study.change(passes=["transformer_block_bucketing", "own"])
     with pytest.raises(RecipeError, match="no pass 'overlap' in passes"):
