@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 from functools import partial
+from unittest import mock
 
 import pytest
 import torch
@@ -92,11 +93,8 @@ def loaded(recipe, whole):
         amounts.append(tensor.numel())
         commit(self, item, tensor)
 
-    read._Planner.commit_tensor = counting
-    try:
+    with mock.patch.object(read._Planner, "commit_tensor", counting):
         state = author(recipe, current_world()).module.state_dict()
-    finally:
-        read._Planner.commit_tensor = commit
     odd = [name for name, value in state.items()
            if not torch.equal(value.full_tensor() if hasattr(value, "full_tensor") else value, whole[name])]
     return odd, sum(amounts), sum(shard_of(value).numel() for value in state.values())
