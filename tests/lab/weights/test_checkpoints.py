@@ -70,14 +70,14 @@ def seed(number):
         start(number)
 
 
-def interrupted(recipe, first, then, folder, scheduler=scheduled):
+def interrupted(recipe, first, then, folder):
     """(what differs from the run without an interruption, its learning rates, where the second run began)."""
     seed(97)  # what the process has drawn before is of no effect
-    _, *wanted, state = go_on(recipe, "eager", 5, scheduler=scheduler)
+    _, *wanted, state = go_on(recipe, "eager", 5, scheduler=scheduled)
     seed(98)
-    go_on(recipe, first, 3, folder, scheduler=scheduler)
+    go_on(recipe, first, 3, folder, scheduler=scheduled)
     seed(99)
-    began, *resumed, found = go_on(recipe, then, 5, folder, scheduler=scheduler)
+    began, *resumed, found = go_on(recipe, then, 5, folder, scheduler=scheduled)
     odd = [name for name, value in state.items() if not torch.equal(value, found[name])]
     odd += [what for what, one, other in zip(("losses", "rates", "dice"), wanted, resumed, strict=True)
             if one[3:] != other]
