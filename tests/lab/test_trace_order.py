@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from workbench.cli import main
 from workbench.errors import WorkbenchError
 from workbench.graph.read.simulated_run import BEHIND_OTHERS, HIDDEN
 from workbench.lab.traces import read_order
@@ -203,29 +202,15 @@ def test_concurrent_communication_is_told_apart_from_hidden(tmp_path):
     assert "0.040 ms of it beside other communication" in str(order)
 
 
-def on_cpu(path):
+def test_what_is_no_trace_of_a_gpu_is_refused_with_its_name(tmp_path):
+    """Other damaged traces: tests/odd_inputs."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
         torch.ones(2, 2) @ torch.ones(2, 2)
-    seen.export_chrome_trace(str(path))
-
-
-def test_what_is_no_trace_is_refused_with_its_name(tmp_path, capsys):
-    on_cpu(tmp_path / "cpu.json")
-    for name, content, why in [
-        ("cpu.json", None, "no event of a GPU (category kernel): profile with ProfilerActivity.CUDA"),
-        ("torn.json", b'{"traceEvents": [{"ph": "X", "na', "(Unterminated string starting at: "),
-        ("other.json", b'{"spans": []}', "(it has no 'traceEvents')"),
-        ("gone.json", b"", "No such file"),
-        ("half.json.gz", gzip.compress(b'{"traceEvents": []}' * 99)[:-9], "(not a whole gzip file: "),
+    seen.export_chrome_trace(str(tmp_path / "cpu.json"))
+    (tmp_path / "half.json.gz").write_bytes(gzip.compress(b'{"traceEvents": []}' * 99)[:-9])
+    for name, why in [
+        ("cpu.json", r"no event of a GPU \(category kernel\): profile with ProfilerActivity.CUDA"),
+        ("half.json.gz", "not a whole gzip file"),
     ]:
-        if content:
-            (tmp_path / name).write_bytes(content)
-        assert main(["order", str(tmp_path / name)]) == 2
-        error = capsys.readouterr().err
-        assert name in error and why in error
-
-
-def test_all_of_it_is_written_as_json(tmp_path):
-    trace, file = RESULTS / "traces_h200/compile.rank0.json.gz", tmp_path / "o.json"
-    assert main(["order", str(trace), "--json", str(file)]) == 0
-    assert json.loads(file.read_text())["steps"][0]["collectives"] == []
+        with pytest.raises(WorkbenchError, match=f"{name}.*{why}"):
+            read_trace(tmp_path / name)
