@@ -25,23 +25,9 @@ def two():
     return nn.Sequential(FeedForward(DIM, HIDDEN), FeedForward(DIM, HIDDEN))
 
 
-def test_kernels_know_their_nodes_and_lines():
-    def function(x, w):
-        wide = x @ w
-        gated = torch.tanh(wide) * 2
-        return gated - wide
-
-    seen = look_inside(function, X, SQUARE)
-    first, second = seen.kernels.kernels
-    assert (first.kind, seen.lines(first)) == ("extern", ("wide = x @ w",))
-    assert (second.kind, second.nodes) == ("cpp", ("tanh", "mul", "sub"))
-    assert seen.lines(second) == ("gated = torch.tanh(wide) * 2", "return gated - wide")
-    assert not seen.kernels.not_found and not seen.kernels.missing
-
-
-@pytest.mark.parametrize(("config", "allocations", "peak"), [
-    ({}, 4, 229_376), ({"inplace_buffers": False, "allow_buffer_reuse": False}, 8, 294_912)])
-def test_options_change_the_memory_as_under_torch_compile(two, config, allocations, peak, monkeypatch):
+def test_options_change_the_memory_as_under_torch_compile(two, monkeypatch):
+    """What the options change, and a node that eager computes: notebook 12."""
+    config = {"inplace_buffers": False, "allow_buffer_reuse": False}
     monkeypatch.setattr(AsyncCompile, "cpp_pybinding", lambda *_: lambda *given: None)  # its kernels compute nothing
     monkeypatch.setattr(cpu_vec_isa, "valid_vec_isa_list", list)
     with watched() as graphs, torch.no_grad():
@@ -51,15 +37,8 @@ def test_options_change_the_memory_as_under_torch_compile(two, config, allocatio
     assert len(graphs) == 1  # what is compiled behind the block is not watched
     memory = buffers_of(ours)
     assert memory == read_buffers(theirs.code, theirs.sizes)
-    assert (len(memory.buffers), memory.allocations, memory.peak) == (8, allocations, peak)
+    assert (len(memory.buffers), memory.allocations, memory.peak) == (8, 8, 294_912)
     assert ours.estimate == theirs.estimate
-
-
-def test_a_node_by_eager_breaks_the_fusion():
-    block = FeedForward(DIM, HIDDEN)
-    assert look_inside(block, X).kernels.kinds == {"cpp": 1, "extern": 3}
-    assert look_inside(block, X, eager=["exp"]).kernels.kinds == {"cpp": 2, "extern": 4}
-    assert look_inside(block, X, eager=["exp", "neg"]).kernels.kinds == {"cpp": 1, "extern": 5}
 
 
 def test_bad_input_word_for_word():
