@@ -101,11 +101,8 @@ def test_each_stage_on_its_graph_and_what_it_changed(explanation):
         ("module", "pre-grad"), ("joint", "joint-graph"), ("forward", "post-grad"), ("backward", "post-grad")}
     for p in explanation.passes:
         assert p.nodes[1] - p.nodes[0] == sum(p.added.values()) - sum(p.removed.values())
-    views = on(explanation, "joint")["remove_noop_ops"]
-    assert views.removed["aten.view"] > 0 and not views.added
     assert "_c10d_functional.all_reduce_" in on(explanation, "backward")["reinplace_inplaceable_ops"].added
     assert any(p.matched for p in explanation.passes)
-    assert views.where.startswith("torch/_inductor/fx_passes/post_grad.py:")
 
 
 def drop_nothing(graph: torch.fx.Graph) -> None:

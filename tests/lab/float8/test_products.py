@@ -84,19 +84,15 @@ def saved_for(pair, rows):
     return {row.dtype for row in of_layer}, sum(row.held_bytes for row in saved)
 
 
-def test_both_scalings_save_float8_and_tensorwise_gathers_it_too(by_scaling):
-    gathered, size = {}, {}
-    for scaling, (records, pair, joint) in by_scaling.items():
-        collectives = list_collectives(joint)
-        gathered[scaling] = {c.dtype for c in collectives if c.kind == "all_gather"}
+def test_both_scalings_save_float8(by_scaling):
+    """What their gathers move: tests/lessons/test_fewer_bits.py."""
+    size = {}
+    for scaling, (records, pair, _) in by_scaling.items():
         activations, size[scaling] = saved_for(pair, TOKENS)
         assert activations == ({"float8_e4m3fn"} if scaling else {"bfloat16"})
         if scaling:
-            assert records[NAME].verdict("collectives").outcome == "PASS"
             assert saved_for(pair, 128)[0] == {"float8_e4m3fn"}  # its weight, as the input gradient reads it
-        reduced = [(c.reduce_op, c.shape) for c in collectives if c.kind == "all_reduce"]
-        assert reduced == ([("max", (7,))] if scaling == "tensorwise" else [])  # of all weights
-    assert gathered == {"": {"bfloat16"}, "tensorwise": {"bfloat16", "uint8"}, "rowwise": {"bfloat16"}}
+            assert records[NAME].verdict("collectives").outcome == "PASS"
     # rowwise saves a scale for each column
     assert size["tensorwise"] < size["rowwise"] < 1.01 * size["tensorwise"] < 0.7 * size[""]
 

@@ -83,9 +83,5 @@ def test_a_run_without_values_shows_the_stages_and_the_step():
     assert report.cut.startswith("llama3_fsdp in 4 stages") and report.numerics is None and report.losses == ()
     assert report.passes == ["stage 0, split_backward: NO_EFFECT", "stage 3, split_backward: PASS"]
     step = report.estimate
-    lines = repr(step).splitlines()
-    assert lines[0].startswith("4 stages on 2 ranks, 4 microbatches: bubble ") and "of an ideal 1F1B 20.0%" in lines[0]
-    assert [line.split(" holds")[0] for line in lines[1:]] == [f"  stage {i}" for i in range(4)]
+    assert repr(step).startswith("4 stages on 2 ranks, 4 microbatches: bubble ")
     assert all(size > 0 for size in step.live) and len(step.spans) == 4 * 4 + 4 * 2 * 4
-    picture = step.picture()
-    assert picture.png.startswith(b"\x89PNG") and repr(picture) == repr(step)
