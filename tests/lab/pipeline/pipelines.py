@@ -53,7 +53,7 @@ def captured(module: nn.Module, *batch: torch.Tensor) -> Any:
     return capture(author_module(module, ALONE, None, batch=lambda: batch))
 
 
-def llama(hugging_face: bool, layers: int = 8) -> tuple[Any, tuple[torch.Tensor, ...]]:
+def llama(hugging_face: bool, layers: int) -> tuple[Any, tuple[torch.Tensor, ...]]:
     """A joint graph of a microbatch, on this process alone, and a batch of COUNT of them."""
     torch.manual_seed(0)
     batch = tuple(torch.randint(64, (COUNT, 8)) for _ in range(2))
@@ -101,10 +101,10 @@ def differing(joint: Any, batch: Any, stages: Any, schedule: str) -> tuple[list[
     return odd, len(with_gradient)
 
 
-def all_schedules(hugging_face: bool, schedules: Any) -> list[tuple[list[str], int]]:
+def all_schedules(hugging_face: bool, layers: int, schedules: Any) -> list[tuple[list[str], int]]:
     """`differing` of each (schedule, stages), from one capture."""
     with deterministic(True):
-        joint, batch = llama(hugging_face)
+        joint, batch = llama(hugging_face, layers)
         path = "model.model." * hugging_face
         return [differing(joint, batch, [path + start for start in stages], schedule) for schedule, stages in schedules]
 

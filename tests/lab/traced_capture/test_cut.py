@@ -178,14 +178,14 @@ MEMORY = ({"name": "activation_checkpointing", "policy": "selective"}, "reshard_
 
 
 @pytest.mark.parametrize("recipe", [
-    pytest.param(small({"dp_shard": 2}, MEMORY, ("transformer_block_bucketing",)), id="dp_shard 2"),
+    pytest.param(small({"dp_shard": 2}, MEMORY), id="dp_shard 2"),
     pytest.param(small({"tp": 2}), id="tp 2", marks=pytest.mark.nightly),
     pytest.param(EXPERTS, id="experts", marks=pytest.mark.nightly),
 ])
 def test_training_is_bitwise_that_of_the_joint_capture(pool2, recipe):
-    found = compare_captures(recipe, world=pool2, progress=False)
+    found = compare_captures(recipe, world=pool2, steps=2, progress=False)
     assert found.refused == {} and found.verdicts == {"joint": "PASS", "traced": "PASS"}
-    assert found.values.outcome == "PASS" and "bitwise the same after 3 steps on 2 ranks" in found.values.message
+    assert found.values.outcome == "PASS" and "bitwise the same after 2 steps on 2 ranks" in found.values.message
     assert found.aligned > 300 and "metadata" in {each.kind for each in found.differences}
 
 

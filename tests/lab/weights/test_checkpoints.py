@@ -85,7 +85,7 @@ def interrupted(recipe, first, then, folder):
 
 
 @pytest.mark.parametrize(("first", "then"), [
-    ("whole", "whole"), pytest.param("eager", "whole", marks=pytest.mark.nightly)])
+    ("eager", "whole"), pytest.param("whole", "whole", marks=pytest.mark.nightly)])
 def test_a_resumed_run_is_bitwise_the_one_without_an_interruption(pool2, tmp_path, first, then):
     for odd, rates, began in pool2.run(interrupted, small({"dp_shard": 2}), first, then, tmp_path):
         assert odd == [] and began == 3
