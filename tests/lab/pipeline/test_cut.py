@@ -31,12 +31,9 @@ def joint():
 
 
 @pytest.mark.compat
-def test_one_activation_and_one_gradient_cross_each_border_and_nothing_is_lost(joint):
+def test_nothing_is_lost_and_blocks_are_alone(joint):
+    """What crosses the borders: notebook 18."""
     cut = cut_into_stages(joint, ["layers.1", "layers.2", "layers.3"])
-    size = COUNT * 16 * 32 * 4
-    lines = repr(cut).splitlines()
-    assert lines[0] == "llama3_fsdp in 4 stages" and len(lines) == 1 + 4 + 2 * 3
-    assert [line.split(":")[1].strip() for line in lines if "B" in line[-1]] == [f"float32 [4, 16, 32], {size:,} B"] * 6
     trained = [set(StageRun(stage, joint.authored.module, False).gradients) for stage in cut.stages]
     assert set.union(*trained) == {name for name, _ in joint.authored.module.named_parameters()}
     assert sum(map(len, trained)) == len(set.union(*trained))

@@ -7,7 +7,6 @@ from on_ranks import calls, insert, small, user_pass
 
 from workbench import WorkbenchError, author, author_module, capture, run_joint
 from workbench.graph.read.nodes import is_backward, output_values
-from workbench.graph.read.peak import estimated_bytes
 from workbench.lab.traced_capture import checks
 from workbench.lab.traced_capture.cut import AGAIN, cut
 from workbench.pipeline.progress import Post
@@ -35,14 +34,6 @@ def after(traced, *passes):
 
 def repeats(pair):
     return [n for n in pair.backward.graph.nodes if AGAIN in n.meta]
-
-
-def test_without_tags_nothing_is_repeated_and_full_checkpointing_saves_memory(traced):
-    plain, less = cut(after(traced)), cut(after(traced, AC))
-    assert not repeats(plain) and len(repeats(less)) > 100
-    was, now = estimated_bytes(*plain.graphs), estimated_bytes(*less.graphs)
-    assert now["saved"] < was["saved"] / 3 and now["peak_forward"] < was["peak_forward"]
-    assert max(now["peak_forward"], now["peak_backward"]) < max(was["peak_forward"], was["peak_backward"])
 
 
 def test_resharding_gathers_again_in_the_backward_and_saves_no_gathered_weight(traced):
@@ -119,12 +110,11 @@ def test_a_fault_of_the_repeats_is_found(traced, fault, said):
 
 
 class Acts(torch.nn.Module):
-    """A layer and a buffer, and what `act` does with them."""
+    """A layer, and what `act` does with it."""
 
     def __init__(self, act):
         super().__init__()
         self.layer, self.act = torch.nn.Linear(4, 4), act
-        self.register_buffer("total", torch.zeros(4))
 
     def forward(self, x):
         return self.act(self, x).square().mean()
@@ -141,9 +131,6 @@ def clamps(m, x):
 
 
 REFUSED = [
-    (lambda m, x: m.layer(x) if x.sum() > 0 else x,
-     r"cannot be captured at test_cut.py:\d+: GuardOnDataDependentSymNode: .*: change that line, or do it outside of "
-     "the captured module$"),
     (clamps, 'parameter.*: write between the steps.*, or try capture "joint"$'),
     (lambda m, x: m.layer(x.mul_(2)), 'input 1 is written in the forward: .*, or try capture "joint"$'),
     (lambda m, x: m.layer(x).detach(),
@@ -165,11 +152,6 @@ def test_a_direction_that_is_wrong_is_named(fake4):
     node.meta["partitioner_tag"] = "is_forward"
     with pytest.raises(WorkbenchError, match="node .* counts as forward, and reads .*, which is of the backward"):
         cut(joint)
-
-
-def test_a_buffer_that_the_forward_writes_is_an_output(fake4):
-    pair = cut(capture(acts(lambda m, x: m.layer(x) + m.total.add_(1), fake4), by="traced"))
-    assert pair.written == ["total"] and pair.facts.results == 2
 
 
 EXPERTS = load_recipe("deepseek_v3").override({

@@ -17,7 +17,6 @@ from on_ranks import small
 from torch.optim.lr_scheduler import ExponentialLR, LinearLR, SequentialLR
 
 from workbench import Recipe, WorkbenchError, World, author, build, current_world, register_model, run
-from workbench.cli import main
 from workbench.lab.weights.checkpoints import ABOUT, SAVING, Checkpoints, checked
 from workbench.pipeline import train as training
 
@@ -249,14 +248,3 @@ def test_what_train_refuses():
     ]:
         with pytest.raises(WorkbenchError, match=f"^{re.escape(said)}$"):
             training.train(author(small({}), ALONE), **options)
-
-
-@pytest.mark.nightly
-def test_the_command_saves_and_resumes(tmp_path, capsys):
-    command = ["run", "llama3_whole_step", "--world", "gloo", "--checkpoints", str(tmp_path), "--save-every", "1",
-               "--set", "model.n_layers=1", "data.seq_len=16", "mesh.dp_shard=1", "expect.loss_falls=false",
-               "joint_passes=[]", "passes=[]"]
-    assert main([*command, "training.steps=2"]) == 0
-    assert main([*command, "training.steps=3"]) == 0
-    assert "in 1 steps after the 2 of a checkpoint" in capsys.readouterr().out
-    assert sorted(p.name for p in tmp_path.iterdir()) == [f"step_0000000{n}" for n in (1, 2, 3)]
