@@ -69,8 +69,9 @@ REPLAYED = "llama3_full_inductor_block_bucketing_overlap_cudagraph"
 
 @pytest.mark.parametrize("variant", ["eager", REPLAYED])
 def test_a_trace_of_a_real_job_says_what_the_benchmark_measured_of_another_step(variant):
-    """The benchmark's figures are those of its last first round; figures of other traces: notebook 14."""
-    rounds = map(json.loads, (RESULTS / "llama3_1b_h200x2.jsonl").read_text(encoding="utf-8").splitlines())
+    """The benchmark's figures are those of its last first round."""
+    lines = (RESULTS / "llama3_1b_h200x2.jsonl").read_text(encoding="utf-8").splitlines()
+    rounds = map(json.loads, lines)
     measured = [line for line in rounds if line["variant"] == variant and line["round"] == 0
                 and line["recipe"]["mesh"]["tp"] == 1][-1]
     order = read_order([RESULTS / f"traces_h200x2/{variant}.rank{rank}.json.gz" for rank in range(2)])

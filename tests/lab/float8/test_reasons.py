@@ -84,7 +84,8 @@ def test_each_product_that_stays_has_its_reason(block, dtype, why, where):
 @pytest.mark.parametrize(("dtype", "smallest", "why"), [
     (torch.float64, 16, "an operand is float64"), (torch.float32, 128, "size 32 is below smallest, 128")])
 def test_a_pass_that_converts_nothing_is_refused_with_the_reason(dtype, smallest, why):
-    with pytest.raises(WorkbenchError, match=f"no product is left to convert .*5: {why}, layers.0 forward first"):
+    told = f"no product is left to convert .*5: {why}, layers.0 forward first"
+    with pytest.raises(WorkbenchError, match=told):
         effect_of(captured(linear, dtype), smallest=smallest)
 
 

@@ -52,7 +52,7 @@ def computed(made: Plan) -> list[str]:
     ("1F1B", ["0F0 0F1 0B0 0F2 0B1 0B2", "1F0 1B0 1F1 1B1 1F2 1B2"]),
 ])
 def test_gpipe_and_1f1b_compute_in_the_order_of_torch_s_code(schedule, orders):
-    """That torch runs the backwards so, the sums on real ranks show, which are bitwise those of this order."""
+    """On real ranks its sums are bitwise those of this order: test_on_ranks.py."""
     assert computed(plan(schedule, 2, 2, 3)) == orders
 
 

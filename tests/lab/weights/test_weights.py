@@ -20,8 +20,8 @@ ALONE = World("gloo", 1, 0, torch.device("cpu"))
 SIZES = {"n_layers": 2, "vocab_size": 256, "dim": 32, "ffn_dim": 48}
 MODELS = {
     "llama3": {**SIZES, "n_heads": 4, "n_kv_heads": 2},
-    "deepseek_v3": {**SIZES, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_dim": 8, "expert_dim": 16,
-                    "dispatch": "dropless"},
+    "deepseek_v3": {**SIZES, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_dim": 8,
+                    "expert_dim": 16, "dispatch": "dropless"},
 }
 ONE, INDEX = "model-00001-of-00001.safetensors", "model.safetensors.index.json"
 Q, GATE = "model.layers.0.self_attn.q_proj.weight", "model.layers.0.mlp.gate_proj.weight"
