@@ -53,21 +53,12 @@ def captured(module: nn.Module, *batch: torch.Tensor) -> Any:
     return capture(author_module(module, ALONE, None, batch=lambda: batch))
 
 
-def llama(hugging_face: bool, layers: int) -> tuple[Any, tuple[torch.Tensor, ...]]:
+def llama(layers: int) -> tuple[Any, tuple[torch.Tensor, ...]]:
     """A joint graph of a microbatch, on this process alone, and a batch of COUNT of them."""
     torch.manual_seed(0)
     batch = tuple(torch.randint(64, (COUNT, 8)) for _ in range(2))
-    if not hugging_face:
-        authored = author(small(layers), ALONE)
-        return capture(authored, batch=microbatches(batch, COUNT)[0]), batch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    from workbench import CausalLM
-
-    config = LlamaConfig(hidden_size=16, intermediate_size=24, num_hidden_layers=layers, num_attention_heads=2,
-                         num_key_value_heads=2, vocab_size=64, max_position_embeddings=8)
-    model = CausalLM(LlamaForCausalLM(config))
-    return captured(model, *microbatches(batch, COUNT)[0]), batch
+    authored = author(small(layers), ALONE)
+    return capture(authored, batch=microbatches(batch, COUNT)[0]), batch
 
 
 def order_of(plan: Plan, stage: int) -> list[int]:
@@ -101,12 +92,11 @@ def differing(joint: Any, batch: Any, stages: Any, schedule: str) -> tuple[list[
     return odd, len(with_gradient)
 
 
-def all_schedules(hugging_face: bool, layers: int, schedules: Any) -> list[tuple[list[str], int]]:
+def all_schedules(layers: int, schedules: Any) -> list[tuple[list[str], int]]:
     """`differing` of each (schedule, stages), from one capture."""
     with deterministic(True):
-        joint, batch = llama(hugging_face, layers)
-        path = "model.model." * hugging_face
-        return [differing(joint, batch, [path + start for start in stages], schedule) for schedule, stages in schedules]
+        joint, batch = llama(layers)
+        return [differing(joint, batch, stages, schedule) for schedule, stages in schedules]
 
 
 def trained_beside_eager(recipe: Any) -> list[str]:
@@ -150,7 +140,7 @@ def trained_beside_eager(recipe: Any) -> list[str]:
 def refused(changes: Any) -> list[str]:
     """What a step says, before anything is launched, where the last rank runs another one."""
     last = dist.get_rank() == dist.get_world_size() - 1
-    joint, _ = llama(False, layers=3)
+    joint, _ = llama(layers=3)
     told = []
     for change in changes:
         start = "layers.2" if last and change == "stages" else "layers.1"

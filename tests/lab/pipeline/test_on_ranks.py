@@ -16,13 +16,10 @@ FOUR = [("1F1B", EACH_OF_8[1::2]), ("ZBVZeroBubble", EACH_OF_8), ("Interleaved1F
 
 
 @pytest.mark.compat
-@pytest.mark.parametrize(("hugging_face", "schedules"), [
-    pytest.param(False, TWO[:2], id="llama3"), pytest.param(False, TWO[2:], id="llama3, others", marks=NIGHTLY),
-    pytest.param(True, TWO[:3], id="Hugging Face", marks=NIGHTLY)])
-def test_each_schedule_on_two_ranks_gives_the_uncut_model_s_loss_and_gradients(pool2, hugging_face, schedules):
-    if hugging_face:
-        pytest.importorskip("transformers")
-    ranks = pool2.run(all_schedules, hugging_face, 4, schedules)
+@pytest.mark.parametrize("schedules", [
+    pytest.param(TWO[:2], id="daily"), pytest.param(TWO[2:], id="others", marks=NIGHTLY)])
+def test_each_schedule_on_two_ranks_gives_the_uncut_model_s_loss_and_gradients(pool2, schedules):
+    ranks = pool2.run(all_schedules, 4, schedules)
     for results in zip(*ranks, strict=True):
         assert [odd for odd, _ in results] == [[], []]
         assert sum(count for _, count in results) == 4 * 9 + 3
@@ -30,7 +27,7 @@ def test_each_schedule_on_two_ranks_gives_the_uncut_model_s_loss_and_gradients(p
 
 @NIGHTLY
 def test_schedules_on_four_ranks_give_the_uncut_model_s_loss_and_gradients(pool4):
-    for results in zip(*pool4.run(all_schedules, False, 8, FOUR), strict=True):
+    for results in zip(*pool4.run(all_schedules, 8, FOUR), strict=True):
         assert [odd for odd, _ in results] == [[]] * 4
         assert sum(count for _, count in results) == 8 * 9 + 3
 
