@@ -10,7 +10,7 @@ from workbench import ParallelPlan, author_module, capture, current_world, parti
 from workbench.checks.authoring import check_authoring
 from workbench.graph.facts import Known
 from workbench.pipeline.proofs import authoring_proof
-from workbench.pipeline.proofs.authoring_proof import prove_authoring
+from workbench.pipeline.proofs.authoring_proof import check_replicas, prove_authoring
 
 pytestmark = pytest.mark.ranks
 
@@ -76,6 +76,21 @@ def test_a_norm_that_the_plan_leaves_out_of_local_heads_fails(pool2):
     outcome, message = one(pool2, {"tp": 2}, PLAN)
     assert outcome == "FAIL"
     assert message.startswith("gradient of q_norm: its replicas on axis tp differ: each rank computes a part of it")
+
+
+def of_a_step_that_keeps_its_gradients() -> tuple[str, ...]:
+    world = current_world()
+    authored = author_module(Attention(), world, world.mesh_of({"tp": 2}), PLAN)
+    optimizer = torch.optim.AdamW(authored.module.parameters())
+    authored.module(torch.randn(2, 6, DIM, generator=torch.Generator().manual_seed(0))).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return check_replicas(authored, optimizer).problems
+
+
+def test_the_means_of_a_step_that_keeps_its_gradients_are_compared(pool2):
+    for (problem,) in pool2.run(of_a_step_that_keeps_its_gradients):
+        assert problem.startswith("gradient of q_norm: its replicas on axis tp differ")
 
 
 def test_a_module_that_counts_local_heads_fails_against_the_plain_one(pool2):

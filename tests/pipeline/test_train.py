@@ -185,9 +185,10 @@ def test_a_launch_on_one_rank_alone_is_told_before_the_proof_runs_it(pool2: Rank
         mine(pool2, "gathers_on_one", _gathers_on_rank_1)
 
 
-def test_replicas_are_compared_at_level_light_too(pool2: RankPool) -> None:
+@pytest.mark.parametrize("step", ["pair", "whole"])
+def test_replicas_are_compared_at_level_light_too(pool2: RankPool, step: str) -> None:
     recipe = load_recipe("llama3_tp").override({"mesh.dp_shard": 1, "mesh.tp": 2, "model.n_layers": 1,
-                                                "training.steps": 1})
+                                                "training.steps": 1, "training.step": step})
     report = run(recipe, world=pool2, level="light", progress=False)
     (verdict,) = (v for v in report.pipeline if v.check == "authoring")
     assert verdict.outcome is Outcome.PASS and "gradients are equal on all ranks that hold them" in verdict.message
