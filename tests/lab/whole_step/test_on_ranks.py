@@ -6,8 +6,17 @@ import pytest
 import torch
 from on_ranks import FSDP4, build_with, calls, full_level, of_the_list, outcomes, small, user_pass
 
-from lab.whole_step.step_faults import forgets_the_step_count, leaves_out_the_other_ranks_norm
-from lab.whole_step.whole_steps import BLOCKS, CAPACITY, JOINED, differing, experts, gloo_and_nccl, whole
+from lab.whole_step.whole_steps import (
+    BLOCKS,
+    CAPACITY,
+    JOINED,
+    differing,
+    experts,
+    forgets_the_step_count,
+    gloo_and_nccl,
+    leaves_out_the_other_ranks_norm,
+    whole,
+)
 from workbench import author, build, current_world, ranks, what_if
 from workbench.lab.traced_capture.cut import AGAIN
 from workbench.pipeline import train as training
@@ -102,11 +111,6 @@ def test_a_norm_of_one_rank_alone_fails_the_join_s_collectives(fake4):
     assert (found.outcome, found.message) == ("FAIL", "no all-reduce adds up the squared norm of all ranks")
 
 
-# `what_if` on a recipe whose step is one graph
-
-BLOCKS = "transformer_block_bucketing"
-
-
 def test_a_study_changes_the_step_and_captures_again_only_where_it_must(fake4):
     study = what_if(small(FSDP4, (), (BLOCKS,)), fake4)
     joined = study.change({"training.step": "whole", "passes": [BLOCKS, "fused_clip_adamw"]})
@@ -119,11 +123,6 @@ def test_a_study_changes_the_step_and_captures_again_only_where_it_must(fake4):
     assert study.records[-1].verdict("effect").outcome == "PASS"
 
 
-# a whole step that is joined of a traced capture
-
-FULL = {"name": "activation_checkpointing", "policy": "full"}
-
-
 def merges(gm):
     """What a common-subexpression elimination would do to the first repeated product."""
     node = next(n for n in calls(gm, "aten.mm") if AGAIN in n.meta)
@@ -134,8 +133,9 @@ def merges(gm):
 
 
 def test_the_join_keeps_what_a_traced_backward_repeats_and_a_pass_that_merges_one_is_named(fake4):
+    full = {"name": "activation_checkpointing", "policy": "full"}
     with user_pass("own", merges, stage="step"):
-        built = build(whole({"dp_shard": 4}, (FULL,), ("own",), capture="traced"), fake4)
+        built = build(whole({"dp_shard": 4}, (full,), ("own",), capture="traced"), fake4)
     assert built.pipeline[0].outcome == "FAIL"
     assert "pass 'own' dropped 1 product or attention that the backward repeats" in built.pipeline[0].message
 

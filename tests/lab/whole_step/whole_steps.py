@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from on_ranks import of_the_list, small
+from on_ranks import calls, of_the_list, small
 
 from workbench import author, build, current_world, load_recipe
 from workbench.lab.whole_step.step import WholeStep
@@ -66,3 +66,17 @@ def differing(recipe):
 
 JOINED = [("lint", "PASS"), ("collectives", "PASS")]
 """The join's verdicts."""
+
+
+def forgets_the_step_count(gm):
+    (add,) = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.add_.Tensor)
+    add.replace_all_uses_with(add.args[0])
+    gm.graph.erase_node(add)
+
+
+def leaves_out_the_other_ranks_norm(gm):
+    start = calls(gm, "_c10d_functional.all_reduce")[-1]
+    (wait,) = start.users
+    wait.replace_all_uses_with(start.args[0])
+    gm.graph.erase_node(wait)
+    gm.graph.erase_node(start)
