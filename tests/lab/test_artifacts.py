@@ -12,7 +12,7 @@ import pytest
 import torch
 from full_disk import files_of_at_most
 
-from workbench import Outcome, RankError, Recipe, WorkbenchError, fake_world, load_recipe, ranks, run
+from workbench import Outcome, RankError, Recipe, Report, WorkbenchError, fake_world, load_recipe, ranks, run
 from workbench.cli import main
 from workbench.lab.artifacts import all_ranks, compile_recipe, folder, run_artifact
 from workbench.lab.artifacts.all_ranks import transform
@@ -54,12 +54,17 @@ def reseal(artifact: Path, **changes: Any) -> None:
     (artifact / SUMS).write_text("".join(f"{value}  {name}\n" for name, value in hashes.items()))
 
 
-def trains_as_a_build_does(recipe: Recipe, out: Path, pool: RankPool, verify: bool = True) -> None:
-    """To the losses and norms of a build, bitwise; with `verify`, from graphs that each rank captures too."""
-    loaded = run_artifact(out, world=pool, verify=verify, progress=False).training
-    built = run(recipe, world=pool, level="light", progress=False).training
-    assert loaded is not None and built is not None and len(loaded.losses) == recipe.training.steps
-    assert (loaded.losses, loaded.norms) == (built.losses, built.norms)
+def trained(recipe: Recipe, out: Path, pool: RankPool, verify: bool = True) -> tuple[Report, Report]:
+    """From the artifact, and from a build; with `verify`, each rank captures the artifact's graphs too."""
+    loaded = run_artifact(out, world=pool, verify=verify, progress=False)
+    built = run(recipe, world=pool, level="light", progress=False)
+    assert len(loaded.training.losses) == recipe.training.steps
+    return loaded, built
+
+
+def assert_bitwise(loaded: Report, built: Report) -> None:
+    ours, theirs = loaded.training, built.training
+    assert (ours.losses, ours.norms) == (theirs.losses, theirs.norms)
 
 
 def test_two_ranks_of_tensor_parallelism_have_two_programs(compiled: Path) -> None:
@@ -87,7 +92,7 @@ def test_the_commands_write_one_program_for_equal_ranks_and_train_from_it(
     assert main(line) == 0 and read_manifest(out).ranks == [0, 0]
     assert (f"{out}: the step of 2 ranks as 1 program, and its verdicts\nworkbench run-artifact {out}"
             in capsys.readouterr().out)
-    trains_as_a_build_does(tiny("llama3", 2, 1), out, pool2, verify=False)
+    assert_bitwise(*trained(tiny("llama3", 2, 1), out, pool2, verify=False))
     capsys.readouterr()
     assert main(["run-artifact", str(out), "--verify", "--set", "training.steps=2"]) == 0
     shown = capsys.readouterr()
@@ -107,7 +112,7 @@ def test_each_kind_of_step_trains_as_a_build_does(name: str, tp: int, changes: d
                                                   request: pytest.FixtureRequest) -> None:
     recipe = tiny(name, 2, tp, **changes)
     compile_recipe(recipe, tmp_path / "out")
-    trains_as_a_build_does(recipe, tmp_path / "out", request.getfixturevalue(f"pool{2 * tp}"))
+    assert_bitwise(*trained(recipe, tmp_path / "out", request.getfixturevalue(f"pool{2 * tp}")))
     if "inductor" in name:
         assert any((tmp_path / "out" / "kernels").rglob("*.so"))
 
@@ -166,13 +171,12 @@ def test_another_mesh_or_recipe_is_refused_with_both_values(compiled: Path, monk
         run_artifact(compiled, changes={"mesh.tp": 2, "training.steps": 2}, progress=False)
 
 
-def test_what_was_made_for_another_torch_or_source_is_refused(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_made_for_another_torch_is_refused(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(all_ranks, "on_ranks", lambda *_, **__: pytest.fail("ranks were started"))
     here = read_manifest(mine).made_of
-    for name in ("torch", "the source of this package"):
-        reseal(mine, made_of=here | {name: "another"})
-        with pytest.raises(WorkbenchError, match=f"{name} was another and is .* here: compile the recipe again, here"):
-            run_artifact(mine, progress=False)
+    reseal(mine, made_of=here | {"torch": "another"})
+    with pytest.raises(WorkbenchError, match="torch was another and is .* here: compile the recipe again, here"):
+        run_artifact(mine, progress=False)
 
 
 OWN = '''
@@ -192,52 +196,42 @@ def odd_rank(gm, example_inputs, *, options):
 '''
 
 
-def test_a_pass_of_one_s_own_that_has_changed_makes_another_artifact(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe, file = tiny("llama3", 2, 1), tmp_path / "odd_own_pass.py"
-    file.write_text(OWN.format("Nothing."))
-    import_file(file)
-    own = recipe.override({"passes": ["odd_rank"]})
-    before = made_of(own, "gloo")
-    file.write_text(OWN.format("Nothing, in other words."))
-    now = made_of(own, "gloo")
-    assert [name for name in now if now[name] != before[name]] == ["the source of pass 'odd_rank'"]
-    exec(OWN.format("Nowhere."), {"__name__": "nowhere"})
-    with pytest.raises(WorkbenchError, match="the source of pass 'odd_rank' cannot be found: define it in a file"):
-        made_of(own, "gloo")
-    monkeypatch.setattr(folder, "PACKAGE", tmp_path)
-    assert made_of(recipe, "gloo")["the source of this package"] != before["the source of this package"]
-
-
-def test_a_module_that_a_pass_of_one_s_own_imports_and_that_has_changed_makes_another_artifact(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Directly, from a package beside it, in a function, and through another module."""
+def test_a_source_that_has_changed_makes_another_artifact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of a pass of one's own, of the package, and of each module that the pass imports: directly, from a package
+    beside it, in a function, and through another module; neither numpy nor the standard library.
+    """
     files = {"helper_beside.py": "import helper_behind\nVALUE = 2\n", "helper_behind.py": "X = 1\n",
              "helper_package/__init__.py": "", "helper_package/part.py": "from .other import Y\n",
-             "helper_package/other.py": "import numpy\nY = 1\n", "helper_apart.py": "Z = 1\n"}
+             "helper_package/other.py": "import numpy\nY = 1\n", "helper_apart.py": "Z = 1\n",
+             "own_pass.py": "from helper_beside import VALUE\n" + OWN.format("Nothing.").replace(
+                 "import torch.dist", "from helper_package import part\n    import torch.dist")}
+    (tmp_path / "helper_package").mkdir()
     for name, text in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
-    file = tmp_path / "imports_helpers.py"
-    file.write_text("from helper_beside import VALUE\n" + OWN.format("Nothing.").replace(
-        "import torch.distributed as dist", "import torch.distributed as dist\n    from helper_package import part"))
-    import_file(file)
+    import_file(tmp_path / "own_pass.py")
     own = tiny("llama3", 2, 1, passes=["odd_rank"])
     before = made_of(own, "gloo")
-    modules = [name for name in before if "source of module" in name]
-    for name in files:
-        (tmp_path / name).write_text(files[name] + "# changed\n")
+    assert len([part for part in before if "source of module" in part]) == 5
+    changed = {}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text + "# changed\n")
         now = made_of(own, "gloo")
-        changed = [part for part in now if now[part] != before[part]]
-        module = name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-        assert changed == ([] if name == "helper_apart.py" else [f"the source of module {module!r}"])
-        (tmp_path / name).write_text(files[name])
-    assert len(modules) == 5  # neither numpy nor the standard library
+        changed[name] = [part for part in now if now[part] != before[part]]
+        (tmp_path / name).write_text(text)
+    modules = ["helper_beside", "helper_behind", "helper_package", "helper_package.part", "helper_package.other"]
+    assert list(changed.values()) == [
+        *([f"the source of module {module!r}"] for module in modules), [], ["the source of pass 'odd_rank'"]]
     lossy = made_of(own.override({"model.loss": "helper_apart:loss:1"}), "gloo")
     assert {*lossy} - {*before} == {"the source of module 'helper_apart'"}
     (tmp_path / "helper_beside.py").write_text("VALUE = 3 +\n")  # cannot be read as Python any more
     with pytest.raises(WorkbenchError, match="the source of module 'helper_beside' was .* and is .* here.*: compile"):
         require_same(before, made_of(own, "gloo"), tmp_path)
+    exec(OWN.format("Nowhere."), {"__name__": "nowhere"})
+    with pytest.raises(WorkbenchError, match="the source of pass 'odd_rank' cannot be found: define it in a file"):
+        made_of(own, "gloo")
+    monkeypatch.setattr(folder, "PACKAGE", tmp_path)
+    part = "the source of this package"
+    assert made_of(tiny("llama3", 2, 1), "gloo")[part] != before[part]
 
 
 @pytest.mark.nightly
@@ -289,11 +283,9 @@ def test_a_step_that_is_replayed_trains_as_a_build_does(step: str, tmp_path: Pat
     import_file(file)
     recipe = tiny("llama3", 2, 1, training__step=step, training__steps=4, passes=["rehearsed"])
     compile_recipe(recipe, tmp_path / "out", world="gloo")
-    loaded = run_artifact(tmp_path / "out", world=pool2, progress=False)
-    built = run(recipe, world=pool2, level="light", progress=False)
-    assert loaded.training is not None and built.training is not None
-    assert (loaded.training.losses, loaded.training.norms) == (built.training.losses, built.training.norms)
-    effects = [report.pass_row("rehearsed").verdict("effect") for report in (loaded, built)]
+    reports = trained(recipe, tmp_path / "out", pool2, verify=False)
+    assert_bitwise(*reports)
+    effects = [report.pass_row("rehearsed").verdict("effect") for report in reports]
     assert [effect.outcome for effect in effects] == [Outcome.PASS] * 2
     assert effects[0].evidence["replays"] == ([3, 3] if step == "pair" else [3])
     # as many inputs at fixed addresses, and as many copied; the replicas of gradients take one replay more
@@ -321,9 +313,7 @@ def test_two_gpus_train_as_a_build_does(name: str, changes: dict[str, Any], tmp_
     recipe, out = tiny(name, 2, 1, training__steps=6, **changes), tmp_path / "out"
     assert len(compile_recipe(recipe, out, world="nccl").ranks) == 2
     with ranks(2, backend="nccl", timeout=280, echo="none") as pool:
-        loaded = run_artifact(out, world=pool, verify=True, progress=False)
-        built = run(recipe, world=pool, level="light", progress=False)
-    assert loaded.training is not None and built.training is not None
+        loaded, built = trained(recipe, out, pool)
     assert torch.allclose(torch.tensor(loaded.training.losses), torch.tensor(built.training.losses), rtol=1e-5)
     effect = loaded.pass_row("cudagraph").verdict("effect")
     assert effect is not None and effect.outcome is Outcome.PASS and min(effect.evidence["replays"]) > 0

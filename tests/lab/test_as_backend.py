@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from blocks import Block
+from faults import none_for_an_output
 from on_ranks import FSDP_TP, calls, gradients, small, user_pass
 from torch import nn
 
@@ -134,14 +135,7 @@ def test_a_pass_without_effect_warns_and_fails_where_strict():
 
 @pytest.mark.integration
 def test_a_pass_that_breaks_the_graph_is_told_in_its_record():
-    def forgets_a_gradient(gm):
-        output = gm.graph.output_node()
-        given = list(output.args[0])
-        given[1] = None
-        output.args = (given,)
-        return gm
-
-    with user_pass("forgets_a_gradient", forgets_a_gradient) as mine:
+    with user_pass("forgets_a_gradient", none_for_an_output) as mine:
         backend = as_backend([mine])
         _, function = compiled(backend)
         function(*batch())
@@ -152,8 +146,6 @@ def test_a_list_that_cannot_work_is_refused_at_once():
     for listed, message in [
         (["graph_cleanup", "activation_checkpointing"], "'activation_checkpointing' runs on the joint stage"),
         (["cudagraph"], "pass 'cudagraph' runs on the replay stage, and as_backend"),
-        (["fused_clip_adamw"], "'fused_clip_adamw' runs on the step stage, and as_backend"),
-        ([{"name": "activation_checkpointing", "polcy": "full"}], "polcy: Extra inputs are not permitted"),
         (["full_inductor_compilation"], "requires 'inductor_decomposition'"),
         ("graph_cleanup", r"^as_backend takes a list of passes, and got 'graph_cleanup': write \['graph_cleanup'\]$"),
     ]:
@@ -162,26 +154,23 @@ def test_a_list_that_cannot_work_is_refused_at_once():
 
 
 def under_compile(mesh: dict[str, int], joint: tuple[Any, ...], passes: tuple[Any, ...], told: bool) -> dict[str, Any]:
-    """Two AdamW steps of a small llama3 under torch.compile, and eagerly from the same start."""
+    """A step of a small llama3 under torch.compile, and eagerly."""
     torch._dynamo.reset()
     world, recipe = current_world(), small(mesh, joint, passes)
     ours, theirs = author(recipe, world), author(recipe, world)
     backend = as_backend(recipe, authored=ours if told else None)
     function = torch.compile(ours.module, backend=backend, fullgraph=True)
-    seen: list[list[dict[str, torch.Tensor]]] = [[], []]
-    for found, authored, step in zip(seen, (ours, theirs), (function, theirs.module), strict=True):
-        optimizer = torch.optim.AdamW(authored.module.parameters(), lr=1e-3, foreach=False)
-        for index in range(2):
-            loss = step(*Batches(authored).at(index))
-            loss.backward()
-            found.append({"loss": loss.detach()} | {n: g.clone() for n, g in gradients(authored).items()})
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-    differing = {name for a, b in zip(*seen, strict=True) for name in a if not torch.equal(a[name], b[name])}
+    results = []
+    for authored, step in ((ours, function), (theirs, theirs.module)):
+        loss = step(*Batches(authored).at(0))
+        loss.backward()
+        results.append({"loss": loss.detach()} | gradients(authored))
+    values, expected = results
     facts = facts_of(backend.graphs[0].pair.forward)
-    return {"differing": sorted(differing), "outcomes": {r.name: str(r.outcome) for r in backend.records},
+    return {"differing": [name for name in expected if not torch.equal(values[name], expected[name])],
+            "outcomes": {r.name: str(r.outcome) for r in backend.records},
             "schedule": str(backend.graphs[0].schedule), "axes": sorted({a.split(".")[0] for a in facts.groups}),
-            "graphs": len(backend.graphs), "tensors": len(seen[0][0])}
+            "graphs": len(backend.graphs), "tensors": len(expected)}
 
 
 @pytest.mark.parametrize(("mesh", "joint", "passes", "told"), [

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves
 
-from workbench import WorkbenchError, as_graph_pass, judged, ranks
+from workbench import as_graph_pass, judged, ranks
 from workbench.torch_api.ops import collective_kind
 
 ROOT = Path(__file__).parents[2]
@@ -28,17 +29,6 @@ TRAINER = pytest.mark.skipif(
     not GRAPH_TRAINER.is_dir() and not os.environ.get("CI"),
     reason="needs torchtitan 0.3.0: pip install --no-deps --target .venv/graph_trainer torchtitan==0.3.0 "
            "spmd_types==0.2.3")
-
-
-class Body(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(Block() for _ in BLOCKS)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            x = layer(x)
-        return x
 
 
 def clamp_for_relu(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
@@ -70,7 +60,8 @@ def through_graph_trainer(root: str, titan: str) -> tuple[Any, Any, Any, Any]:
 
     mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("fsdp",))
     torch.manual_seed(0)
-    module = simple_fsdp.data_parallel(Body(), mesh, mode="fully_shard")
+    blocks = OrderedDict(layers=nn.Sequential(Block(), Block()))
+    module = simple_fsdp.data_parallel(nn.Sequential(blocks), mesh, mode="fully_shard")
     annotate_module_fqns(module)
     step = make_fwd_bwd_step(module, lambda pred, labels, **_: (pred - labels).square().mean())
     batch = torch.randn(4, 8), torch.randn(4, 8), torch.tensor(4), {}
@@ -90,40 +81,6 @@ def through_graph_trainer(root: str, titan: str) -> tuple[Any, Any, Any, Any]:
     return passes, traced, values, bitwise
 
 
-def ours_in_its_list(specs: list[Any], root: str, titan: str) -> dict[str, Any]:
-    """One step through graph_trainer's list of passes; before ours runs one of its own, and after them another."""
-    passes, traced, _, bitwise = through_graph_trainer(root, titan)
-    with user_pass("clamp_for_relu", clamp_for_relu) as mine:
-        ours = [as_graph_pass(spec) for spec in (mine, *specs)]
-        with user_pass("lose_a_gather", lose_a_gather) as broken:
-            fault = as_graph_pass(broken)
-            passes.apply_graph_passes(traced.gm, traced.example_inputs, [fault])
-        traced.gm = passes.apply_graph_passes(traced.gm, traced.example_inputs, [
-            passes.canonicalize_graph_pass, *ours, passes.eliminate_dead_code_pass])
-    nodes = [n for n in traced.gm.graph.nodes if collective_kind(n.target)]
-    return {
-        "bitwise": bitwise(),
-        "outcomes": {each.__name__: [str(r.outcome) for r in each.records] for each in ours},
-        "collectives": [(collective_kind(n.target), n.meta.get("autograd_backward", False)) for n in nodes],
-        "clamps": len(calls(traced.gm, "aten.clamp_min")), "fault": str(fault.records[0].verdict("collectives")),
-    }
-
-
-@TRAINER
-@pytest.mark.ranks
-@pytest.mark.nightly
-def test_passes_of_ours_run_in_graph_trainers_list():
-    """On its one graph of loss and gradients: 8 parameters, 2 buckets."""
-    listed = [{"name": "transformer_block_bucketing", "buckets": BLOCKS}, "graph_cleanup"]
-    with ranks(2, backend="gloo", timeout=200, echo="none") as pool:
-        for found in pool.run(ours_in_its_list, listed, str(ROOT), str(GRAPH_TRAINER)):
-            assert found["bitwise"] and found["clamps"] == len(BLOCKS)
-            assert "FAIL" in found["fault"] and "all_gather" in found["fault"]
-            assert found["outcomes"] == {
-                "clamp_for_relu": ["PASS"], "transformer_block_bucketing": ["PASS"], "graph_cleanup": ["PASS"]}
-            assert found["collectives"] == [("all_gather", False)] * 2 + [("reduce_scatter", True)] * 2
-
-
 def negates(gm: torch.fx.GraphModule, example_inputs: Any) -> torch.fx.GraphModule:
     first = calls(gm, "aten.relu")[0]
     first.target = torch.ops.aten.neg.default
@@ -131,38 +88,54 @@ def negates(gm: torch.fx.GraphModule, example_inputs: Any) -> torch.fx.GraphModu
     return gm
 
 
-def its_list_under_our_verdicts(root: str, titan: str) -> dict[str, Any]:
-    """Five of its passes and a wrong one in a trainer of its own, and the step of the five."""
+def both_ways(root: str, titan: str) -> dict[str, Any]:
+    """Five of its passes and a wrong one under our verdicts; then a step of the five, and ours among two of its own."""
     passes, traced, values, bitwise = through_graph_trainer(root, titan)
     listed = [passes.eliminate_dead_code_pass, passes.canonicalize_graph_pass,
               passes.deduplicate_fsdp_unshard_chains_pass, passes.reassign_collective_pgs_pass,
               passes.async_tensor_parallel_pass]
     _, records = judged(traced.gm, traced.example_inputs, [*listed, negates], values)
-    with pytest.raises(WorkbenchError) as caught:  # without the meshes of the 8 parameters
-        judged(traced.gm, traced.example_inputs, listed, [v for v in values if isinstance(v, torch.Tensor)])
+    with user_pass("lose_a_gather", lose_a_gather) as broken:
+        fault = as_graph_pass(broken)
+        passes.apply_graph_passes(traced.gm, traced.example_inputs, [fault])
     before = len(traced.gm.graph.nodes)
     traced.gm, _ = judged(traced.gm, traced.example_inputs, listed)
+    after = len(traced.gm.graph.nodes)
+    with user_pass("clamp_for_relu", clamp_for_relu) as mine:
+        specs = [mine, {"name": "transformer_block_bucketing", "buckets": BLOCKS}, "graph_cleanup"]
+        ours = [as_graph_pass(spec) for spec in specs]
+        traced.gm = passes.apply_graph_passes(traced.gm, traced.example_inputs, [
+            passes.canonicalize_graph_pass, *ours, passes.eliminate_dead_code_pass])
+    nodes = [n for n in traced.gm.graph.nodes if collective_kind(n.target)]
     return {
-        "outcomes": {r.name: {v.check: str(v.outcome) for v in r.verdicts} for r in records},
-        "contracts": [str(r.item.contract.numerics) for r in records], "bitwise": bitwise(),
-        "nodes": (before, len(traced.gm.graph.nodes)), "refused": str(caught.value),
+        "theirs": [{v.check: str(v.outcome) for v in record.verdicts} for record in records],
+        "contracts": [str(record.item.contract.numerics) for record in records],
+        "nodes": (before, after), "fault": str(fault.records[0].verdict("collectives")),
+        "ours": {each.__name__: [str(r.outcome) for r in each.records] for each in ours},
+        "collectives": [(collective_kind(n.target), n.meta.get("autograd_backward", False)) for n in nodes],
+        "clamps": len(calls(traced.gm, "aten.clamp_min")), "bitwise": bitwise(),
     }
 
 
 @TRAINER
 @pytest.mark.ranks
 @pytest.mark.nightly
-def test_its_passes_are_judged_in_its_own_trainer():
+def test_its_passes_are_judged_in_its_trainer_and_ours_run_in_its_list():
+    """On its one graph of loss and gradients: 8 parameters, 2 buckets."""
     with ranks(2, backend="gloo", timeout=200, echo="none") as pool:
-        for seen in pool.run(its_list_under_our_verdicts, str(ROOT), str(GRAPH_TRAINER)):
-            *theirs, wrong = seen["outcomes"].values()
-            assert [verdicts["numerics"] for verdicts in theirs] == ["PASS"] * 5 and wrong["numerics"] == "FAIL"
-            for check in ("lint", "collectives"):
-                assert {verdicts[check] for verdicts in theirs} == {"PASS"}
-            assert seen["contracts"][:5] == ["exact"] * 5  # bitwise, so that none was loosened
-            before, after = seen["nodes"]
-            assert seen["bitwise"] and before > after
-            assert seen["refused"] == "judged: the graph has 19 inputs, and values has 11"
+        for found in pool.run(both_ways, str(ROOT), str(GRAPH_TRAINER)):
+            *theirs, wrong = found["theirs"]
+            for check in ("lint", "collectives", "numerics"):
+                assert [verdicts[check] for verdicts in theirs] == ["PASS"] * 5
+            assert wrong["numerics"] == "FAIL"
+            assert found["contracts"][:5] == ["exact"] * 5  # bitwise, so that none was loosened
+            before, after = found["nodes"]
+            assert found["bitwise"] and before > after
+            assert "FAIL" in found["fault"] and "all_gather" in found["fault"]
+            assert found["ours"] == {
+                "clamp_for_relu": ["PASS"], "transformer_block_bucketing": ["PASS"], "graph_cleanup": ["PASS"]}
+            assert found["collectives"] == [("all_gather", False)] * 2 + [("reduce_scatter", True)] * 2
+            assert found["clamps"] == len(BLOCKS)
 
 
 @TRAINER
