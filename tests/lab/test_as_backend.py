@@ -51,10 +51,6 @@ def step_of(module: nn.Module, function: Any, inputs: tuple[torch.Tensor, ...]) 
     return [loss.detach(), *(p.grad.clone() for p in module.parameters())]
 
 
-def assert_same(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> None:
-    assert all(map(torch.equal, ours, theirs))
-
-
 def compiled(backend: Backend, module: nn.Module | None = None) -> tuple[nn.Module, Any]:
     module = module or Mlp()
     return module, torch.compile(module, backend=backend)
@@ -73,7 +69,7 @@ def test_a_plain_module_gets_the_values_of_eager_and_a_record_of_each_pass():
         module, function = compiled(backend)
         inputs = batch()
         eager = copy.deepcopy(module)
-        assert_same(step_of(module, function, inputs), step_of(eager, eager, inputs))
+        assert all(map(torch.equal, step_of(module, function, inputs), step_of(eager, eager, inputs)))
     assert [r.name for r in backend.records] == [mine, "activation_checkpointing", "graph_cleanup"]
     for record in backend.records:
         assert record.outcome is Outcome.PASS and {v.check for v in record.verdicts} == set(LIGHT)
@@ -99,7 +95,7 @@ def test_other_shapes_are_another_graph_and_a_forward_alone_is_left_as_it_is():
     for rows in (4, 6):
         eager = copy.deepcopy(module)
         inputs = batch(rows)
-        assert_same(step_of(module, function, inputs), step_of(eager, eager, inputs))
+        assert all(map(torch.equal, step_of(module, function, inputs), step_of(eager, eager, inputs)))
     assert len(backend.graphs) == 2 and repr(backend) == (
         "Backend(graph_cleanup: 2 graphs compiled, 1 without a backward)")
 

@@ -66,18 +66,6 @@ def two_products(x, w):
     return gather(x) @ w
 
 
-def transposed(x, w):
-    return w @ gather(x).t()
-
-
-def sum_of_products(x, w):
-    return scatter(x @ w + x @ w.t())
-
-
-def no_product(x, w):
-    return gather(x).sin() + gather(w)
-
-
 def effect_on(function, world):
     gm = on_tp(trace(function, torch.empty(4, 4), torch.empty(4, 4)), world)
     return fused_with_products((gm,), (async_tensor_parallel(copy_graph(gm), [], options=OPTIONS),), OPTIONS)
@@ -86,15 +74,14 @@ def effect_on(function, world):
 def test_the_effect_counts_what_was_fused_and_says_why_not(fake2):
     for function, world, happened, why in [
         (two_products, "fake", None, "1 of 1 .* a fake world has none"),
-        (transposed, "fake", False, "0 of 1 "),
-        (sum_of_products, "fake", False, "0 of 1 "),
-        (no_product, "fake", False, "0 of 0 "),
+        (lambda x, w: w @ gather(x).t(), "fake", False, "0 of 1 "),
+        (lambda x, w: scatter(x @ w + x @ w.t()), "fake", False, "0 of 1 "),
+        (lambda x, w: gather(x).sin() + gather(w), "fake", False, "0 of 0 "),
         (torch.add, "fake", False, "set mesh.tp to 2 or more"),
         (two_products, "gloo", False, "0 of 1 .* CPUs over gloo"),
-        (two_products, "simulated", False, "0 of 1 .* simulated, in one process"),
     ]:
         effect = effect_on(function, world)
-        assert effect.happened is happened and re.search(why, effect.reason), (function, world)
+        assert effect.happened is happened and re.search(why, effect.reason), (why, world)
 
 
 def test_gpus_must_read_each_others_memory(fake2, monkeypatch):

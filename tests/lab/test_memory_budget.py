@@ -5,7 +5,9 @@ from functools import cache
 
 import pytest
 import torch
+from blocks import Summed
 from on_ranks import FSDP4, FSDP_TP, small, trajectory
+from torch import nn
 from unknown_draws import NOISE, noise
 
 from workbench import Outcome, PassSpec, WorkbenchError, author, author_module, capture, facts_of, partition
@@ -49,11 +51,6 @@ def planned(two):
     return cache(lambda fraction, *before: through(two, *before, spec(fraction=fraction)))
 
 
-def products_again(pair):
-    forward = {node.name for node in pair.forward.graph.nodes}
-    return [n for n in pair.backward.graph.nodes if n.name in forward and is_compute(n)]
-
-
 @pytest.mark.parametrize(("fraction", "before"), [(0.8, ()), (0.5, ("reshard_after_forward",))])
 def test_the_partition_is_as_planned_and_uses_the_budget(planned, fraction, before):
     record, pair = planned(fraction, *before)
@@ -67,7 +64,9 @@ def test_the_partition_is_as_planned_and_uses_the_budget(planned, fraction, befo
 def test_less_memory_costs_the_products_of_the_plan(planned):
     pair = planned(0.5, "reshard_after_forward")[1]
     plan = facts_of(pair.forward).plan
-    assert {name for name, ms in plan.cut.again.items() if ms} == {n.name for n in products_again(pair)} != set()
+    forward = {node.name for node in pair.forward.graph.nodes}
+    products = {node.name for node in pair.backward.graph.nodes if node.name in forward and is_compute(node)}
+    assert {name for name, ms in plan.cut.again.items() if ms} == products != set()
     assert plan.ms > 0 and sum(row.ms for row in plan.choices) == pytest.approx(sum(plan.cut.again.values()))
 
 
@@ -86,30 +85,26 @@ def test_tags_of_a_rule_decide_before_the_budget(two):
     assert record.verdict("effect").outcome is Outcome.PASS
 
 
-def four_layers(fake4, drop):
-    """The capture of a model that drops elements by `drop`."""
-    class Dropped(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layers = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(4))
-
-        def forward(self, x):
-            for layer in self.layers:
-                x = drop(layer(x).sigmoid())
-            return x.sum()
-
-    return capture(author_module(Dropped(), fake4, None, batch=lambda: (torch.empty(64, 8),)))
+def four_layers(world, drop):
+    """The capture of four layers, behind each of which the module `drop` drops elements."""
+    layers = [part for _ in range(4) for part in (nn.Linear(8, 8), nn.Sigmoid(), drop)]
+    return capture(author_module(Summed(*layers), world, None, batch=lambda: (torch.empty(64, 8),)))
 
 
 def test_random_numbers_are_saved_and_would_not_be_without_a_tag(fake4, monkeypatch):
-    joint = four_layers(fake4, torch.nn.functional.dropout)
+    joint = four_layers(fake4, nn.Dropout())
     assert not [node for node in through(joint, spec(fraction=0.7))[1].backward.graph.nodes if is_random(node)]
     monkeypatch.setattr(plans, "may_differ", lambda *_: False)
     assert [node for node in through(joint, spec(fraction=0.7))[1].backward.graph.nodes if is_random(node)]
 
 
+class Noisy(nn.Module):
+    def forward(self, x):
+        return x * noise(x.detach())
+
+
 def test_an_operator_of_an_unknown_library_runs_again_only_if_it_is_listed(fake4):
-    joint = four_layers(fake4, lambda x: x * noise(x.detach()))
+    joint = four_layers(fake4, Noisy())
     for listed, again in ((), 0), ((NOISE,), 4):
         record, pair = through(joint, spec(fraction=0.7, recomputable=listed))
         assert sum(unknown_operator(node) == NOISE for node in pair.backward.graph.nodes) == again
@@ -126,8 +121,6 @@ def test_ranks_train_bitwise_as_without(pool, mesh):
         assert set(found["outcomes"].values()) == {"PASS"}
 
 
-# --- seeded faults
-
 @pytest.mark.parametrize(("share", "told"), [
     (1.0, ("saved beyond the plan: ", "bytes are saved, and the budget is ", "planned to be computed again, and not")),
     (0.05, ("planned and not saved: ",))])
@@ -143,8 +136,6 @@ def test_a_partition_under_another_budget_is_found_out(two, planned, monkeypatch
     found = through(two, spec(fraction=0.8))[0].verdict("effect")
     assert found.outcome is Outcome.NO_EFFECT and all(text in found.message for text in told)
 
-
-# --- what a user asks for
 
 def test_a_budget_below_the_smallest_cut_and_two_budgets_are_refused(two):
     with pytest.raises(WorkbenchError, match="a budget of 0 bytes is less than the .* that torch's smallest cut saves; "
