@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 import torch.distributed as dist
-from graphs_by_hand import OFFLOADS, named, trace, two_layer_graph
+from graphs_by_hand import OFFLOADS, gather, named, scatter, trace, two_layer_graph
 from on_ranks import insert, user_pass
 
 from workbench import Options, Outcome, PassRecord
@@ -67,20 +67,23 @@ def test_a_gather_repeated_by_design_is_no_fail_and_another_gather_is_one(fake4)
     assert record_of(gm, loses_one, repeats=True).verdict("collectives").outcome is Outcome.FAIL
 
 
-def test_a_second_group_over_the_ranks_of_two_axes_keeps_the_axis_of_the_first(fake4):
+@pytest.mark.parametrize("new", [False, True])
+def test_a_second_group_over_the_ranks_of_two_axes_keeps_the_axis_of_the_one_it_replaced(fake4, new):
+    """new: the pass replaces all launches by new nodes."""
     first, second, twin = (dist.new_group([0, 1, 2, 3]).group_name for _ in range(3))
-    gm = two_layer_graph()
+    gm = trace(lambda shard, x: [scatter(x @ gather(shard))], torch.ones(2, 8), torch.ones(4, 8))
     set_facts(gm, GraphFacts("joint", {"tp": first, "ep_shard": second}, {first: 4, second: 4}))
-    starts = named(gm, "all_gather")
-    starts[0].args = (*starts[0].args[:2], first)
-    starts[1].args = (*starts[1].args[:2], second)
 
-    def moves(gm):
-        start = named(gm, "all_gather")[1]
-        start.args = (*start.args[:2], twin)
+    def over(gm, *groups):
+        for start, group in zip(named(gm, "all_gather") + named(gm, "reduce_scatter"), groups, strict=True):
+            if new:
+                old, start = start, insert(gm, start, start.target, *start.args)
+                old.replace_all_uses_with(start)
+                gm.graph.erase_node(old)
+            start.args = (*start.args[:-1], group)
         return gm
 
-    record = record_of(gm, moves)
+    record = record_of(over(gm, first, second), lambda gm: over(gm, first, twin))
     assert record.verdict("collectives").outcome is Outcome.PASS
     assert [c.axis for c in list_collectives(record.after[0])] == ["tp", "ep_shard"]
     assert [entry.over for entry in schedule(record.after)] == ["tp", "ep_shard#1"]

@@ -8,7 +8,7 @@ import re
 import pytest
 import torch
 import torch.distributed as dist
-from graphs_by_hand import gather, named, scatter, trace, two_layer_graph
+from graphs_by_hand import gather, two_layer_graph
 from on_ranks import calls, small, user_pass
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -16,7 +16,6 @@ from torch.fx.graph import CodeGen
 
 from workbench import Outcome, WorkbenchError, fake_world, judge_graph_passes, judged
 from workbench.errors import UnusableGraph
-from workbench.graph.read.collectives import list_collectives
 from workbench.graph.read.nodes import is_backward, module_path
 from workbench.lab.graph_passes import bridge
 from workbench.world.mesh import current_world
@@ -358,32 +357,6 @@ def test_what_is_not_sent_again_gets_a_contract_that_says_so_and_another_value_l
     assert "sent again" not in record.item.contract.changes
 
 
-def test_a_second_group_over_the_ranks_of_two_others_stands_for_the_one_it_replaced(fake4):
-    """The trainer's graph has no mesh, so groups stand for axes. The pass replaces all launches by new nodes."""
-    first, second, twin = (dist.new_group([0, 1, 2, 3]).group_name for _ in range(3))
-    gm = trace(lambda shard, x: [scatter(x @ gather(shard))], torch.ones(2, 8), torch.ones(4, 8))
-
-    def starts(gm):
-        return named(gm, "all_gather") + named(gm, "reduce_scatter")
-
-    for start, group in zip(starts(gm), (first, second), strict=True):
-        start.args = (*start.args[:-1], group)
-
-    def moves(gm, example_inputs):
-        for start in starts(gm):
-            with gm.graph.inserting_after(start):
-                start.replace_all_uses_with(gm.graph.call_function(start.target, start.args))
-            gm.graph.erase_node(start)
-        _, last = starts(gm)
-        last.args = (*last.args[:-1], twin)
-        return gm
-
-    inputs = [node.meta["val"] for node in gm.graph.find_nodes(op="placeholder")]
-    (record,) = judged(gm, inputs, [moves])[1]
-    assert told(record, "collectives") == "PASS"
-    assert [c.axis for c in list_collectives(record.after[0])] == ["group 0", "group 1"]
-
-
 def test_what_inputs_do_not_tell_is_left_and_said(traced):
     gm, inputs, _ = traced
 
@@ -399,38 +372,26 @@ def test_what_inputs_do_not_tell_is_left_and_said(traced):
     assert record.item.contract.changes.endswith("filled in here but for the value of told")
 
 
-def test_a_module_is_what_neighbours_have_in_common():
-    assert bridge.renamed("layers.0.moe.experts", {"moe.experts": "moe.inner"}) == "layers.0.moe.inner"
-    assert bridge.renamed("outputs", {"output": "lm_head"}) == "outputs"
-    graph = torch.fx.Graph()
-    a, b = (graph.placeholder(name) for name in "ab")
-    for node, path in ((a, "layers.0.attention.wq"), (b, "layers.0.attention.wk")):
-        node.meta["custom"] = {"module_fqn": path}
-    both = graph.call_function(ATEN.cat.default, ([a, b],))
-    graph.output([both])
-    gm = torch.fx.GraphModule({}, graph)
-    filled = bridge.fill_in(gm, {"a", "b"})
-    assert both.meta["custom"]["module_fqn"] == module_path(both) == "layers.0.attention"
-    assert (filled.new, filled.values, filled.left) == (1, 1, (both.name,))
-
-
 def test_a_new_node_has_the_direction_of_its_inputs_and_the_module_of_its_readers():
-    """x is forward and g backward. both and again follow their inputs; only g's side reads early, and only wq late."""
+    """x and y are forward, and g is backward. both and again follow their inputs, which have `layers.0` in common; only
+    g's side reads early, and only wq late.
+    """
     graph = torch.fx.Graph()
-    x, g = (graph.placeholder(name) for name in "xg")
+    x, y, g = (graph.placeholder(name) for name in "xyg")
     early = graph.call_function(ATEN.neg.default, (x,))
     earlier = graph.call_function(ATEN.neg.default, (early,))
     old = graph.call_function(ATEN.mul.Tensor, (g, earlier))
-    both = graph.call_function(ATEN.mul.Tensor, (x, old))
+    both = graph.call_function(ATEN.mul.Tensor, (y, old))
     again = graph.call_function(ATEN.neg.default, (both,))
     free = graph.call_function(ATEN.neg.default, (x,))
     graph.output([again, old, free])
-    for node in (x, g, old):
+    for node in (x, y, g, old):
         node.meta["val"] = torch.ones(2)
+    y.meta["custom"] = {"module_fqn": "layers.0.wk"}
     old.meta |= {"autograd_backward": True, "partitioner_tag": "is_backward", "custom": {"module_fqn": "layers.0.wq"}}
-    filled = bridge.fill_in(torch.fx.GraphModule({}, graph), {"x", "g", old.name})
-    assert (filled.new, filled.directions, filled.modules) == (5, 5, 5)
-    assert {node.name: is_backward(node) for node in (early, earlier, both, again, free)} == {
-        early.name: True, earlier.name: True, both.name: True, again.name: True, free.name: False}
-    assert [module_path(node) for node in (early, earlier, both, again, free)] == ["layers.0.wq"] * 4 + [""]
+    filled = bridge.fill_in(torch.fx.GraphModule({}, graph), {"x", "y", "g", old.name})
+    assert (filled.new, filled.values, filled.directions, filled.modules) == (5, 5, 5, 5)
+    new = (early, earlier, both, again, free)
+    assert list(map(is_backward, new)) == [True] * 4 + [False]
+    assert list(map(module_path, new)) == ["layers.0.wq"] * 2 + ["layers.0"] * 2 + [""]
     assert [node.meta.get("custom") for node in (early, free)] == [{"module_fqn": "layers.0.wq"}, None]
