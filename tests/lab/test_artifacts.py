@@ -67,7 +67,7 @@ def assert_bitwise(loaded: Report, built: Report) -> None:
     assert (ours.losses, ours.norms) == (theirs.losses, theirs.norms)
 
 
-def test_two_ranks_of_tensor_parallelism_have_two_programs(compiled: Path) -> None:
+def test_two_ranks_of_tensor_parallelism_have_two_programs(compiled):
     """The part of the vocabulary that a rank holds is a constant of its graph."""
     manifest = read_manifest(compiled)
     assert manifest.ranks == [0, 1] and manifest.programs[0] != manifest.programs[1]
@@ -77,8 +77,7 @@ def test_two_ranks_of_tensor_parallelism_have_two_programs(compiled: Path) -> No
     assert compiled.stat().st_mode & 0o777 == 0o700
 
 
-def test_the_commands_write_one_program_for_equal_ranks_and_train_from_it(
-        tmp_path: Path, pool2: RankPool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commands_write_one_program_for_equal_ranks_and_train_from_it(tmp_path, pool2, capsys, monkeypatch):
     out = tmp_path / "out"
     worlds = []
 
@@ -108,8 +107,7 @@ def test_the_commands_write_one_program_for_equal_ranks_and_train_from_it(
     ("llama3_regional", 1, {}),
     ("deepseek_v3_block_bucketing", 2, {"model__n_layers": 2}),  # its first layer has no experts
 ])
-def test_each_kind_of_step_trains_as_a_build_does(name: str, tp: int, changes: dict[str, Any], tmp_path: Path,
-                                                  request: pytest.FixtureRequest) -> None:
+def test_each_kind_of_step_trains_as_a_build_does(name, tp, changes, tmp_path, request):
     recipe = tiny(name, 2, tp, **changes)
     compile_recipe(recipe, tmp_path / "out")
     assert_bitwise(*trained(recipe, tmp_path / "out", request.getfixturevalue(f"pool{2 * tp}")))
@@ -117,8 +115,7 @@ def test_each_kind_of_step_trains_as_a_build_does(name: str, tp: int, changes: d
         assert any((tmp_path / "out" / "kernels").rglob("*.so"))
 
 
-def test_training_resumes_and_takes_another_learning_rate(compiled: Path, tmp_path: Path,
-                                                          pool2: RankPool) -> None:
+def test_training_resumes_and_takes_another_learning_rate(compiled, tmp_path, pool2):
     def losses(**keywords: Any) -> list[float]:
         return run_artifact(compiled, world=pool2, progress=False, **keywords).training.losses
 
@@ -129,14 +126,13 @@ def test_training_resumes_and_takes_another_learning_rate(compiled: Path, tmp_pa
 
 
 @pytest.mark.nightly
-def test_a_program_of_another_rank_is_told_by_each_rank_s_own_capture(mine: Path, pool2: RankPool) -> None:
+def test_a_program_of_another_rank_is_told_by_each_rank_s_own_capture(mine, pool2):
     reseal(mine, ranks=[1, 0])
     with pytest.raises(RankError, match="rank 0 captures other graphs here than those that the artifact was made of"):
         run_artifact(mine, world=pool2, verify=True, progress=False)
 
 
-def test_an_artifact_for_gpus_is_refused_by_ranks_on_cpus(mine: Path, pool2: RankPool,
-                                                          monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_artifact_for_gpus_is_refused_by_ranks_on_cpus(mine, pool2, monkeypatch):
     reseal(mine, world="nccl")
     monkeypatch.setattr(all_ranks, "require_same", lambda *_: None)
     with pytest.raises(RankError, match="is compiled for nccl ranks, and these are gloo: start others"):
@@ -152,7 +148,7 @@ DAMAGE: list[tuple[Callable[[Path], Any], str]] = [  # each one more
 ]
 
 
-def test_what_was_damaged_is_refused_and_none_of_it_is_run(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_damaged_is_refused_and_none_of_it_is_run(mine, monkeypatch):
     monkeypatch.setattr(all_ranks, "on_ranks", lambda *_, **__: pytest.fail("ranks were started"))
     for damage, message in DAMAGE:
         damage(mine)
@@ -161,7 +157,7 @@ def test_what_was_damaged_is_refused_and_none_of_it_is_run(mine: Path, monkeypat
         assert message in str(caught.value) and str(mine) in str(caught.value)
 
 
-def test_another_mesh_or_recipe_is_refused_with_both_values(compiled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_mesh_or_recipe_is_refused_with_both_values(compiled, monkeypatch):
     monkeypatch.setattr(all_ranks, "on_ranks", mock.Mock(side_effect=WorkbenchError("it goes on")))
     with pytest.raises(WorkbenchError, match="data.seq_len was 16 and is 32 here; capture was joint and is traced"):
         run_artifact(compiled, changes={"data.seq_len": 32, "capture": "traced"}, progress=False)
@@ -169,7 +165,7 @@ def test_another_mesh_or_recipe_is_refused_with_both_values(compiled: Path, monk
         run_artifact(compiled, changes={"mesh.tp": 2, "training.steps": 2}, progress=False)
 
 
-def test_what_was_made_for_another_torch_is_refused(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_made_for_another_torch_is_refused(mine, monkeypatch):
     monkeypatch.setattr(all_ranks, "on_ranks", lambda *_, **__: pytest.fail("ranks were started"))
     here = read_manifest(mine).made_of
     reseal(mine, made_of=here | {"torch": "another"})
@@ -194,7 +190,7 @@ def odd_rank(gm, example_inputs, *, options):
 '''
 
 
-def test_a_source_that_has_changed_makes_another_artifact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_source_that_has_changed_makes_another_artifact(tmp_path, monkeypatch):
     """That of a pass of one's own, of the package, and of each module that the pass imports: directly, from a package
     beside it, in a function, and through another module; neither numpy nor the standard library.
     """
@@ -233,7 +229,7 @@ def test_a_source_that_has_changed_makes_another_artifact(tmp_path: Path, monkey
 
 
 @pytest.mark.nightly
-def test_ranks_that_would_launch_other_collectives_are_refused(tmp_path: Path) -> None:
+def test_ranks_that_would_launch_other_collectives_are_refused(tmp_path):
     file = tmp_path / "odd_launches.py"
     file.write_text(OWN.format("Rank 1 reduces otherwise."))
     import_file(file)
@@ -242,14 +238,14 @@ def test_ranks_that_would_launch_other_collectives_are_refused(tmp_path: Path) -
     assert [path.name for path in tmp_path.iterdir()] == ["odd_launches.py"]
 
 
-def test_a_disk_that_fills_leaves_nothing(tmp_path: Path) -> None:
+def test_a_disk_that_fills_leaves_nothing(tmp_path):
     with (pytest.raises(WorkbenchError, match="out: the artifact cannot be written: File too large$"),
           new_folder(tmp_path / "out") as part, files_of_at_most(4096)):
         (part / "program_0.pt").write_bytes(bytes(10_000))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_exists_is_not_written_to(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_that_exists_is_not_written_to(capsys):
     assert main(["compile", "llama3", "--out", "."]) == 2
     assert ". exists already: remove it, or give another folder" in capsys.readouterr().err
 
@@ -273,7 +269,7 @@ def rehearsed(body, example_inputs, *, options):
 '''
 
 
-def test_a_step_that_is_replayed_trains_as_a_build_does(tmp_path: Path, pool2: RankPool) -> None:
+def test_a_step_that_is_replayed_trains_as_a_build_does(tmp_path, pool2):
     """The ranks make the replay: it is nowhere in the files."""
     file = tmp_path / "rehearsed_pair.py"
     file.write_text(REHEARSED)
@@ -290,7 +286,7 @@ def test_a_step_that_is_replayed_trains_as_a_build_does(tmp_path: Path, pool2: R
     assert same[0] == same[1]
 
 
-def test_what_one_gpu_cannot_compile_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_one_gpu_cannot_compile_is_refused(tmp_path, monkeypatch):
     for name in ("resolve", "check_buildable"):
         monkeypatch.setattr(all_ranks, name, lambda *_: None)
     recipe = tiny("llama3", 1, 2, passes=["async_tensor_parallel"])
@@ -305,7 +301,7 @@ def test_what_one_gpu_cannot_compile_is_refused(tmp_path: Path, monkeypatch: pyt
     ("llama3_whole_step", {"passes": ["transformer_block_bucketing", "full_inductor_compilation", "cudagraph"]}),
     ("llama3_flex_block_bucketing_regional_cudagraph", {"data__seq_len": 256}),
 ])
-def test_two_gpus_train_as_a_build_does(name: str, changes: dict[str, Any], tmp_path: Path) -> None:
+def test_two_gpus_train_as_a_build_does(name, changes, tmp_path):
     """One GPU compiles for both."""
     recipe, out = tiny(name, 2, 1, training__steps=6, **changes), tmp_path / "out"
     assert len(compile_recipe(recipe, out, world="nccl").ranks) == 2
@@ -317,7 +313,7 @@ def test_two_gpus_train_as_a_build_does(name: str, changes: dict[str, Any], tmp_
 
 
 @pytest.mark.multi_gpu(2)
-def test_no_kernel_is_compiled_or_tuned_at_load(tmp_path: Path) -> None:
+def test_no_kernel_is_compiled_or_tuned_at_load(tmp_path):
     recipe = tiny("llama3_full_inductor_block_bucketing", 2, 1, training__deterministic=False)
     compile_recipe(recipe, tmp_path / "out", world="nccl")
     for carried in (True, False):  # without its kernels, all are compiled
