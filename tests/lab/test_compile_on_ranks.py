@@ -15,8 +15,7 @@ pytestmark = pytest.mark.ranks
 TOKENS = torch.arange(24).reshape(3, 8)
 
 
-def five_steps(case: Case) -> tuple[list[str], list[str], dict[str, Any], bool]:
-    """What differs from FSDP2, the table's rows, the effect of bucketing, and whether the report is ok."""
+def five_steps(case: Case) -> None:
     steps: list[Any] = []
 
     def compiled(model: Any, _: Any) -> Any:
@@ -25,17 +24,16 @@ def five_steps(case: Case) -> tuple[list[str], list[str], dict[str, Any], bool]:
             progress=False))
         return steps[0]
 
-    different, _ = differing(case, compiled=compiled)
+    assert differing(case, compiled=compiled)[0] == []
     (step,) = steps
     rows = [line.split()[0] for line in str(step.report).splitlines() if "PASS  " in line]
+    assert step.report.ok and rows == ["activation_checkpointing", "transformer_block_bucketing", "whole"]
     launches = step.records[1].verdict("effect").evidence
-    return different, rows, launches, step.report.ok
+    assert sum(launches["after"].values()) < sum(launches["before"].values())
 
 
 def test_an_adopted_model_trains_as_under_fsdp2_with_its_units_in_buckets(pool2):
-    for different, rows, launches, ok in pool2.run(five_steps, Case({"dp": 2}, {"layers": 2})):
-        assert different == [] and ok and rows == ["activation_checkpointing", "transformer_block_bucketing", "whole"]
-        assert sum(launches["after"].values()) < sum(launches["before"].values())
+    pool2.run(five_steps, Case({"dp": 2}, {"layers": 2}))
 
 
 def unequal_batches() -> tuple[list[str], str, str]:
@@ -67,20 +65,17 @@ def test_what_one_rank_does_instead_all_do(pool2):
         "inputs, or convert it", unfit)
 
 
-def examples_that_are_the_same() -> list[list[str]]:
-    """What `compile` warns of where both ranks have one example, where each has its own, and where no values run."""
+def examples_that_are_the_same() -> None:
     torch.manual_seed(0)
-    own, told = TOKENS + torch.distributed.get_rank(), []
-    for example, level in ((TOKENS, "full"), (own, "full"), (TOKENS, "light")):
+    own = TOKENS + torch.distributed.get_rank()
+    told = "workbench.compile of Tiny: every rank has the same example, and so the same gradients: "
+    for example, level, warned in ((TOKENS, "full", True), (own, "full", False), (TOKENS, "light", False)):
         model, _ = Case({"dp": 2}).build()
         with warnings.catch_warnings(record=True) as log:
             warnings.simplefilter("always")
             workbench.compile(adopt(model), example=example, level=level, progress=False)  # type: ignore[arg-type]
-        told.append([str(warning.message) for warning in log if "same example" in str(warning.message)])
-    return told
+        assert any(str(warning.message).startswith(told) for warning in log) is warned
 
 
 def test_one_example_for_all_ranks_hides_a_missing_reduction(pool2):
-    told = "workbench.compile of Tiny: every rank has the same example, and so the same gradients: "
-    for same, different, light in pool2.run(examples_that_are_the_same):
-        assert [text.startswith(told) for text in same] == [True] and different == light == []
+    pool2.run(examples_that_are_the_same)

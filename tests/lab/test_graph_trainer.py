@@ -23,6 +23,7 @@ from workbench.torch_api.ops import collective_kind
 
 ROOT = Path(__file__).parents[2]
 BLOCKS = ["layers.0", "layers.1"]
+CHECKS = ("lint", "collectives", "numerics")
 
 GRAPH_TRAINER = Path(sys.prefix) / "graph_trainer"  # torchtitan 0.3.0, which cannot be imported beside 0.2.2
 TRAINER = pytest.mark.skipif(
@@ -88,33 +89,37 @@ def negates(gm: torch.fx.GraphModule, example_inputs: Any) -> torch.fx.GraphModu
     return gm
 
 
-def both_ways(root: str, titan: str) -> dict[str, Any]:
+def both_ways(root: str, titan: str) -> None:
     """Five of its passes and a wrong one under our verdicts; then a step of the five, and ours among two of its own."""
     passes, traced, values, bitwise = through_graph_trainer(root, titan)
     listed = [passes.eliminate_dead_code_pass, passes.canonicalize_graph_pass,
               passes.deduplicate_fsdp_unshard_chains_pass, passes.reassign_collective_pgs_pass,
               passes.async_tensor_parallel_pass]
-    _, records = judged(traced.gm, traced.example_inputs, [*listed, negates], values)
+    *theirs, wrong = judged(traced.gm, traced.example_inputs, [*listed, negates], values)[1]
+    for record in theirs:
+        assert [str(record.verdict(check).outcome) for check in CHECKS] == ["PASS"] * 3
+        assert record.item.contract.numerics == "exact"  # bitwise, so that none was loosened
+    assert str(wrong.verdict("numerics").outcome) == "FAIL"
+
     with user_pass("lose_a_gather", lose_a_gather) as broken:
         fault = as_graph_pass(broken)
         passes.apply_graph_passes(traced.gm, traced.example_inputs, [fault])
+    lost = str(fault.records[0].verdict("collectives"))
+    assert "FAIL" in lost and "all_gather" in lost
+
     before = len(traced.gm.graph.nodes)
     traced.gm, _ = judged(traced.gm, traced.example_inputs, listed)
-    after = len(traced.gm.graph.nodes)
+    assert len(traced.gm.graph.nodes) < before
     with user_pass("clamp_for_relu", clamp_for_relu) as mine:
-        specs = [mine, {"name": "transformer_block_bucketing", "buckets": BLOCKS}, "graph_cleanup"]
-        ours = [as_graph_pass(spec) for spec in specs]
+        ours = [as_graph_pass(mine), as_graph_pass({"name": "transformer_block_bucketing", "buckets": BLOCKS}),
+                as_graph_pass("graph_cleanup")]
         traced.gm = passes.apply_graph_passes(traced.gm, traced.example_inputs, [
             passes.canonicalize_graph_pass, *ours, passes.eliminate_dead_code_pass])
+        assert [[str(record.outcome) for record in each.records] for each in ours] == [["PASS"]] * 3
     nodes = [n for n in traced.gm.graph.nodes if collective_kind(n.target)]
-    return {
-        "theirs": [{v.check: str(v.outcome) for v in record.verdicts} for record in records],
-        "contracts": [str(record.item.contract.numerics) for record in records],
-        "nodes": (before, after), "fault": str(fault.records[0].verdict("collectives")),
-        "ours": {each.__name__: [str(r.outcome) for r in each.records] for each in ours},
-        "collectives": [(collective_kind(n.target), n.meta.get("autograd_backward", False)) for n in nodes],
-        "clamps": len(calls(traced.gm, "aten.clamp_min")), "bitwise": bitwise(),
-    }
+    launches = [(collective_kind(n.target), n.meta.get("autograd_backward", False)) for n in nodes]
+    assert launches == [("all_gather", False)] * 2 + [("reduce_scatter", True)] * 2
+    assert len(calls(traced.gm, "aten.clamp_min")) == len(BLOCKS) and bitwise()
 
 
 @TRAINER
@@ -123,19 +128,7 @@ def both_ways(root: str, titan: str) -> dict[str, Any]:
 def test_its_passes_are_judged_in_its_trainer_and_ours_run_in_its_list():
     """On its one graph of loss and gradients: 8 parameters, 2 buckets."""
     with ranks(2, backend="gloo", timeout=200, echo="none") as pool:
-        for found in pool.run(both_ways, str(ROOT), str(GRAPH_TRAINER)):
-            *theirs, wrong = found["theirs"]
-            for check in ("lint", "collectives", "numerics"):
-                assert [verdicts[check] for verdicts in theirs] == ["PASS"] * 5
-            assert wrong["numerics"] == "FAIL"
-            assert found["contracts"][:5] == ["exact"] * 5  # bitwise, so that none was loosened
-            before, after = found["nodes"]
-            assert found["bitwise"] and before > after
-            assert "FAIL" in found["fault"] and "all_gather" in found["fault"]
-            assert found["ours"] == {
-                "clamp_for_relu": ["PASS"], "transformer_block_bucketing": ["PASS"], "graph_cleanup": ["PASS"]}
-            assert found["collectives"] == [("all_gather", False)] * 2 + [("reduce_scatter", True)] * 2
-            assert found["clamps"] == len(BLOCKS)
+        pool.run(both_ways, str(ROOT), str(GRAPH_TRAINER))
 
 
 @TRAINER
@@ -150,7 +143,7 @@ def test_its_list_passes_and_the_exhibits_say_what_they_said(tmp_path):
     rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
     passes = {(row["list"], row["pass"]): row["verdicts"] for row in rows if row.get("pass")}
     assert len(passes) == 14 and not [row for row in rows if "refused" in row]
-    for check in ("lint", "collectives", "numerics"):
+    for check in CHECKS:
         assert {verdicts[check] for verdicts in passes.values()} == {"PASS"}
     effects = {name: verdicts["effect"] for (_, name), verdicts in passes.items()}
     assert effects["selective_activation_remat_pass"] == effects["canonicalize_graph_pass"] == "PASS"
