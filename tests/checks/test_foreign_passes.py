@@ -1,6 +1,5 @@
 """What passes of another compiler's list showed of our checks, on graphs of our own."""
 
-import sys
 from functools import partial
 
 import pytest
@@ -92,21 +91,17 @@ def test_a_second_group_over_the_ranks_of_two_axes_keeps_the_axis_of_the_one_it_
 
 
 def compiled_whole(gm):
-    """As Inductor leaves a graph: a call of a function in the place of all operators."""
-    inputs, output = gm.graph.find_nodes(op="placeholder"), gm.graph.output_node()
-    runner = clone(gm)
+    """As Inductor leaves a graph: calls of a function in the place of all operators."""
+    inputs, output, runner = gm.graph.find_nodes(op="placeholder"), gm.graph.output_node(), clone(gm)
 
-    def compiled(*args):
-        return runner(*args)
+    def compiled(place, *args):
+        return runner(*args)[place]
 
     with gm.graph.inserting_before(output):
-        call = gm.graph.call_function(compiled, tuple(inputs))
-        items = []
-        for i, value in enumerate(output.args[0]):
-            item = gm.graph.call_function(sys.modules["operator"].getitem, (call, i))
-            item.meta["val"] = value.meta["val"]
-            items.append(item)
-    output.args = (items,)
+        results = [gm.graph.call_function(compiled, (place, *inputs)) for place in range(len(output.args[0]))]
+    for result, value in zip(results, output.args[0], strict=True):
+        result.meta["val"] = value.meta["val"]
+    output.args = (results,)
     gm.graph.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output"))
     return gm
 

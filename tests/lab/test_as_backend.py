@@ -78,10 +78,7 @@ def test_a_plain_module_gets_the_values_of_eager_and_a_record_of_each_pass():
     assert calls(forward, "aten.clamp_min") and not calls(forward, "aten.relu")
     named = [parameter_of(n) for n in forward.graph.find_nodes(op="placeholder")]
     assert {n for n, _ in (*module.named_parameters(), *module.named_buffers())} == set(filter(None, named))
-    shown = backend.table()
-    assert "not checked: numerics: no graph is run while torch.compile compiles" in shown
-    row = next(line for line in shown.splitlines() if line.startswith("graph_cleanup"))
-    assert row.split()[1:] == ["PASS", "PASS", "PASS", "-"]
+    assert "not checked: numerics: no graph is run while torch.compile compiles" in backend.table()
 
 
 @pytest.mark.integration

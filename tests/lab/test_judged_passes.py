@@ -356,24 +356,15 @@ def test_what_is_not_sent_again_gets_a_contract_that_says_so_and_another_value_l
     assert "sent again" not in record.item.contract.changes
 
 
-def test_what_inputs_do_not_tell_is_left_and_said(traced):
+def test_without_values_numerics_is_unknown(traced):
     gm, inputs, _ = traced
-
-    def opaque(gm, example_inputs):
-        relu = calls(gm, "aten.relu")[0]
-        with gm.graph.inserting_after(relu):
-            node = gm.graph.call_function(told, (relu, None))
-        relu.replace_all_uses_with(node, delete_user_cb=lambda user: user is not node)
-        return gm
-
-    _, (record,) = judged(gm, inputs, [opaque])
+    _, (record,) = judged(gm, inputs, [clamp_for_relu])
     assert str(record.verdict("numerics")) == "numerics: UNKNOWN (no values were given: pass those of a step)"
-    assert record.item.contract.changes.endswith("filled in here but for the value of told")
 
 
 def test_a_new_node_has_the_direction_of_its_inputs_and_the_module_of_its_readers():
     """x and y are forward, and g is backward. both and again follow their inputs, which have `layers.0` in common; only
-    g's side reads early, and only wq late.
+    g's side reads early, and only wq late. What `told` gives cannot be told without running it.
     """
     graph = torch.fx.Graph()
     x, y, g = (graph.placeholder(name) for name in "xyg")
@@ -383,13 +374,15 @@ def test_a_new_node_has_the_direction_of_its_inputs_and_the_module_of_its_reader
     both = graph.call_function(ATEN.mul.Tensor, (y, old))
     again = graph.call_function(ATEN.neg.default, (both,))
     free = graph.call_function(ATEN.neg.default, (x,))
-    graph.output([again, old, free])
+    opaque = graph.call_function(told, (free, "numerics"))
+    graph.output([again, old, opaque])
     for node in (x, y, g, old):
         node.meta["val"] = torch.ones(2)
     y.meta["custom"] = {"module_fqn": "layers.0.wk"}
     old.meta |= {"autograd_backward": True, "partitioner_tag": "is_backward", "custom": {"module_fqn": "layers.0.wq"}}
     filled = bridge.fill_in(torch.fx.GraphModule({}, graph), {"x", "y", "g", old.name})
-    assert (filled.new, filled.values, filled.directions, filled.modules) == (5, 5, 5, 5)
+    assert str(filled) == ("of 6 new nodes, 6 came without a value, 6 came without a direction, 6 came without a module, "
+                           "filled in here but for the value of told")
     new = (early, earlier, both, again, free)
     assert list(map(is_backward, new)) == [True] * 4 + [False]
     assert list(map(module_path, new)) == ["layers.0.wq"] * 2 + ["layers.0"] * 2 + [""]

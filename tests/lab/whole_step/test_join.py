@@ -158,24 +158,6 @@ def test_a_planted_fault_fails_lint_and_changes_the_values():
         assert seen != wanted or not equal(state(step.module, step.optimizer), left), fault
 
 
-def test_an_eager_state_is_taken_over_and_given_back_bitwise():
-    step, source = whole(), model()
-    optimizer = adamw(source)
-    loss = source(*batch(0))
-    loss.backward()
-    torch.nn.utils.clip_grad_norm_(source.parameters(), 1.0)
-    optimizer.step()
-    step.module.load_state_dict(source.state_dict())
-    step(*batch(7))  # has a state of its own, which the graph reads at its addresses
-    step.module.load_state_dict(source.state_dict())
-    step.optimizer.load_state_dict(optimizer.state_dict())
-    for i in range(1, 5):
-        step(*batch(i))
-    wanted, back = eager()[1], adamw(step.module)
-    back.load_state_dict(step.optimizer.state_dict())
-    assert equal(state(step.module, step.optimizer), wanted) and equal(state(step.module, back), wanted)
-
-
 def loads_the_state_of_a_larger_model(step):
     loaded = {"step": torch.tensor(1.0), "exp_avg": torch.ones(4, 4), "exp_avg_sq": torch.ones(8)}
     step.optimizer.state[step.module.up.weight] = loaded
