@@ -381,8 +381,8 @@ def test_a_new_node_has_the_direction_of_its_inputs_and_the_module_of_its_reader
     y.meta["custom"] = {"module_fqn": "layers.0.wk"}
     old.meta |= {"autograd_backward": True, "partitioner_tag": "is_backward", "custom": {"module_fqn": "layers.0.wq"}}
     filled = bridge.fill_in(torch.fx.GraphModule({}, graph), {"x", "y", "g", old.name})
-    assert str(filled) == ("of 6 new nodes, 6 came without a value, 6 came without a direction, 6 came without a module, "
-                           "filled in here but for the value of told")
+    assert str(filled) == ("of 6 new nodes, 6 came without a value, 6 came without a direction, 6 came without a "
+                           "module, filled in here but for the value of told")
     new = (early, earlier, both, again, free)
     assert list(map(is_backward, new)) == [True] * 4 + [False]
     assert list(map(module_path, new)) == ["layers.0.wq"] * 2 + ["layers.0"] * 2 + [""]
