@@ -170,25 +170,21 @@ def test_without_gradients_and_under_autocast_the_model_runs():
         assert torch.equal(inside(*inputs), expected) and inside.report.ok
 
 
-class AsTheProcess(nn.Module):
+class AsTheProcess(Net):
     """Its loss tells under which setting it ran: attention on a GPU takes a slower kernel under deterministic=True."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(4, 1)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        loss = self.linear(x).square().mean()
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        loss = super().forward(x, y)
         return loss + 100.0 if torch.are_deterministic_algorithms_enabled() else loss
 
 
 @pytest.mark.parametrize("setting", [False, True])
 def test_a_step_is_captured_under_the_users_own_setting_of_determinism(setting):
-    model, x = AsTheProcess(), torch.ones(2, 4)
+    model, inputs = AsTheProcess(), batch()
     torch.use_deterministic_algorithms(setting)
     try:
-        step = compiled(model, (x,), passes=["graph_cleanup"], level="full")
-        assert torch.equal(step(x), model(x)) and (step(x) > 50).item() is setting
+        step = compiled(model, inputs, level="full")
+        assert torch.equal(step(*inputs), model(*inputs)) and (step(*inputs) > 50).item() is setting
         assert step.report.ok
     finally:
         torch.use_deterministic_algorithms(False)
