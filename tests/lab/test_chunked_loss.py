@@ -66,8 +66,8 @@ def test_whole_logits_never_exist_and_the_backward_computes_none(fake4):
 
 
 def first_loss_and_steps():
-    """(the first loss at once, five steps in pieces)."""
-    recipe = small({"dp_shard": 2})
+    """(the first loss at once, two steps in pieces)."""
+    recipe = small({"dp_shard": 2}).override({"training.steps": 2})
     whole = author(recipe, current_world())
     return float(whole.module(*Batches(whole).at(0))), trajectory(recipe.override({"model.loss": form(4)}))
 

@@ -1,7 +1,9 @@
 """`workbench.compile` of adopted models on two ranks: FSDP2's losses and parameters, bit for bit."""
 
+import sys
 import warnings
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -33,7 +35,7 @@ def five_steps(case: Case) -> None:
 
 
 def test_an_adopted_model_trains_as_under_fsdp2_with_its_units_in_buckets(pool2):
-    pool2.run(five_steps, Case({"dp": 2}, {"layers": 2}))
+    pool2.run(five_steps, Case({"dp": 2}))
 
 
 def unequal_batches() -> tuple[list[str], str, str]:
@@ -66,12 +68,14 @@ def test_what_one_rank_does_instead_all_do(pool2):
 
 
 def examples_that_are_the_same() -> None:
-    torch.manual_seed(0)
+    """Without the builds: what is said of the example comes before."""
+    module = sys.modules["workbench.lab.user_step.compile"]
     own = TOKENS + torch.distributed.get_rank()
     told = "workbench.compile of Tiny: every rank has the same example, and so the same gradients: "
     for example, level, warned in ((TOKENS, "full", True), (own, "full", False), (TOKENS, "light", False)):
         model, _ = Case({"dp": 2}).build()
-        with warnings.catch_warnings(record=True) as log:
+        with (mock.patch.object(module, "build_authored", side_effect=WorkbenchError("as far as this")),
+              warnings.catch_warnings(record=True) as log, pytest.raises(WorkbenchError, match="as far as this")):
             warnings.simplefilter("always")
             workbench.compile(adopt(model), example=example, level=level, progress=False)  # type: ignore[arg-type]
         assert any(str(warning.message).startswith(told) for warning in log) is warned
