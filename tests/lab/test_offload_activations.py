@@ -1,6 +1,7 @@
 """offload_activations: the same bits, less saved on the device, copies that compute hides, and every fault told."""
 
 import re
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -142,11 +143,7 @@ def test_what_cannot_be_copied_is_refused(two_layers, through, monkeypatch):  # 
     with (torch._functorch.config.patch(enable_activation_offloading=True),
           pytest.raises(WorkbenchError, match="enable_activation_offloading is on.*turn it off")):
         run_partitioned(pair, [offload()])
-
-    def none(*_, **keywords):
-        raise RuntimeError("Cannot access accelerator device")
-
-    monkeypatch.setattr(torch, "empty", none)
+    monkeypatch.setattr(torch, "empty", Mock(side_effect=RuntimeError("Cannot access accelerator device")))
     with pytest.raises(WorkbenchError, match="no pinned host memory: Cannot access"):
         host_copies.require_pinned()
 
