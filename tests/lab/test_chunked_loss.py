@@ -47,7 +47,7 @@ def test_in_pieces_loss_and_gradients_are_those_at_once(chunks, dtype, compiled,
 
 
 def form(chunks):
-    return "whole" if chunks == 1 else f"workbench.lab.chunked_loss.loss:in_pieces:{chunks}"
+    return f"workbench.lab.chunked_loss.loss:in_pieces:{chunks}"
 
 
 def test_whole_logits_never_exist_and_the_backward_computes_none(fake4):
