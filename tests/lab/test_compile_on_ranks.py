@@ -1,7 +1,7 @@
 """`workbench.compile` of adopted models on two ranks: FSDP2's losses and parameters, bit for bit."""
 
-import sys
 import warnings
+from importlib import import_module
 from typing import Any
 from unittest import mock
 
@@ -69,7 +69,7 @@ def test_what_one_rank_does_instead_all_do(pool2):
 
 def examples_that_are_the_same() -> None:
     """Without the builds: what is said of the example comes before."""
-    module = sys.modules["workbench.lab.user_step.compile"]
+    module = import_module("workbench.lab.user_step.compile")
     own = TOKENS + torch.distributed.get_rank()
     told = "workbench.compile of Tiny: every rank has the same example, and so the same gradients: "
     for example, level, warned in ((TOKENS, "full", True), (own, "full", False), (TOKENS, "light", False)):
