@@ -201,12 +201,12 @@ def test_a_source_that_has_changed_makes_another_artifact(tmp_path, monkeypatch)
     files = {"helper_beside.py": "import helper_behind\nVALUE = 2\n", "helper_behind.py": "X = 1\n",
              "helper_package/__init__.py": "", "helper_package/part.py": "from .other import Y\n",
              "helper_package/other.py": "import numpy\nY = 1\n", "helper_apart.py": "Z = 1\n",
-             "own_pass.py": "from helper_beside import VALUE\n" + OWN.format("Nothing.").replace(
+             "imports_helpers.py": "from helper_beside import VALUE\n" + OWN.format("Nothing.").replace(
                  "import torch.dist", "from helper_package import part\n    import torch.dist")}
     (tmp_path / "helper_package").mkdir()
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    import_file(tmp_path / "own_pass.py")
+    import_file(tmp_path / "imports_helpers.py")
     own = tiny("llama3", 2, 1, passes=["odd_rank"])
     before = made_of(own, "gloo")
     assert len([part for part in before if "source of module" in part]) == 5
