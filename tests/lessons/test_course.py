@@ -11,7 +11,6 @@ import pytest
 from workbench.cli import main
 from workbench.pipeline.progress import PROGRESS, REPORTS
 from workbench_lessons.course.commands import copy_course, what_next
-from workbench_lessons.course.headless import run_lesson
 from workbench_lessons.course.lesson import lesson_names, load_lesson
 from workbench_lessons.course.scores import keep_score, load_scores
 from workbench_lessons.course.whole_course import run_course
@@ -22,8 +21,7 @@ from workbench import load_lesson
 lesson = load_lesson("00_tour")
 lesson.check("save_less", {"bytes": max(0, 500_000 - 250_000)}, most={"bytes": 0})
 lesson.check("unnoticed", {"loss": 0.0, "first loss": 0.0, "cosine": 0.5, "failed": []})"""
-
-
+ASK = "from ipywidgets import interact\n@interact(n=3)\ndef ask(n):\n    print('asked', n)"
 RUN = """
 from workbench import load_recipe, run
 recipe = load_recipe("llama3_fsdp").override({"mesh.dp_shard": dp_shard, "model.n_layers": 1})
@@ -33,11 +31,10 @@ report"""
 
 def notebook(folder: Path, *cells: str) -> None:
     tags = [["parameters"], *([] for _ in cells)]
+    sources = ["dp_shard = 2\nsteps = 20\ntp = 2", *cells]
     made: list[dict[str, Any]] = [
         {"cell_type": "code", "id": f"c{i}", "metadata": {"tags": tag}, "source": source, "outputs": [],
-         "execution_count": None}
-        for i, (tag, source) in enumerate(zip(tags, ["dp_shard = 2\nsteps = 20\ntp = 2", *cells], strict=True))
-    ]
+         "execution_count": None} for i, (tag, source) in enumerate(zip(tags, sources, strict=True))]
     whole = {"cells": made, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
     (folder / "00_tour.ipynb").write_text(json.dumps(whole))
 
@@ -53,7 +50,7 @@ def notebooks(tmp_path, monkeypatch):
 
 
 def test_one_page_of_what_ran_and_what_failed(notebooks, tmp_path, capsys):
-    notebook(notebooks, "print('steps', steps)")
+    notebook(notebooks, ASK)
     (notebooks / "00_tour.ipynb").rename(notebooks / "02_capture_a_joint_graph.ipynb")
     notebook(notebooks, "done = 1", "# half way\nraise ValueError('a bad <cell>')", "never = 1")
     out = tmp_path / "out"
@@ -65,8 +62,10 @@ def test_one_page_of_what_ran_and_what_failed(notebooks, tmp_path, capsys):
     assert "ValueError" in (out / "00_tour.ipynb").read_text()  # the notebook up to there is kept
     page = (out / "index.html").read_text()
     assert '<a href="00_tour.ipynb">' in page and "a bad &lt;cell&gt;" in page
-    assert {p.name for p in out.iterdir()} == {"00_tour.ipynb", "02_capture_a_joint_graph.ipynb",
-                                              "02_capture_a_joint_graph.html", "index.html"}
+    assert {path.name for path in out.glob("*.html")} == {"02_capture_a_joint_graph.html", "index.html"}
+    cells = json.loads((out / "02_capture_a_joint_graph.ipynb").read_text())["cells"]
+    # nbclient would keep it in an Output widget, and may wait for ever while it does
+    assert [o["text"] for o in cells[-1]["outputs"] if o["output_type"] == "stream"] == [["asked 3\n"]]
 
 
 @pytest.mark.nightly
@@ -117,8 +116,6 @@ def test_check_hint_and_lessons(notebooks, tmp_path, capsys):
     assert capsys.readouterr().out.splitlines()[1:] == ["this checkpoint has no hints"]
     assert main(["lessons"]) == 0
     assert "[100%] save_less (medium, 6 min): " in capsys.readouterr().out
-    assert main(["hint", "0", "save_les"]) == 2
-    assert "did you mean 'save_less'?" in capsys.readouterr().err
 
 
 def test_a_notebook_that_cannot_be_graded_is_no_wrong_answer(notebooks, tmp_path, capsys):
@@ -166,12 +163,10 @@ def test_a_tour_leaves_its_notebook_its_page_and_its_verdicts(notebooks, tmp_pat
     assert main(["tour", "--set", "dp_shard=4", "--out", str(out)]) == 0
     shown, progress = capfd.readouterr()
     assert "llama3_fsdp on 4 fake ranks (dp_shard 4), level light" in shown
-    assert f"executed notebook: {out / '00_tour.ipynb'}\n" in shown
     assert progress.splitlines()[-2:] == ["workbench: 00_tour, cell 1", "workbench: 00_tour, cell 2"]
     cells = json.loads((out / "00_tour.ipynb").read_text())["cells"]
     assert "dp_shard = 4" in "".join(cells[1]["source"])
     assert [o["output_type"] for o in cells[2]["outputs"]] == ["execute_result"]  # no progress
-    assert "llama3_fsdp on 4 fake ranks" in (out / "00_tour.html").read_text()
     assert "IPKernelApp" not in progress and not {REPORTS, PROGRESS} & set(os.environ)
 
 
@@ -179,11 +174,3 @@ def test_a_cell_that_exits_is_a_failing_cell(notebooks, tmp_path, capsys):
     notebook(notebooks, "import sys\nsys.exit(0)", "print('not reached')")
     assert main(["tour", "--out", str(tmp_path / "out")]) == 1
     assert "00_tour.ipynb: code cell 3 failed, which starts `import sys`\nSystemExit: 0\n" in capsys.readouterr().err
-
-
-def test_what_interact_shows_is_the_cells_output(notebooks, tmp_path):
-    """nbclient would keep it in an Output widget, and may wait for ever while it does."""
-    notebook(notebooks, "from ipywidgets import interact\n@interact(n=3)\ndef ask(n):\n    print('asked', n)")
-    run_lesson("00_tour", {}, tmp_path / "out")
-    cells = json.loads((tmp_path / "out" / "00_tour.ipynb").read_text())["cells"]
-    assert [o["text"] for o in cells[-1]["outputs"] if o["output_type"] == "stream"] == [["asked 3\n"]]

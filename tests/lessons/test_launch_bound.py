@@ -5,7 +5,7 @@ import torch
 from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from workbench import WorkbenchError, device_spec
+from workbench import WorkbenchError
 from workbench.graph.read.simulated_run import simulated
 from workbench_lessons.l08_replay_with_cudagraphs.launch_bound import paced
 
@@ -42,7 +42,6 @@ def test_replayed_each_graph_is_one_launch():
     found = paced(both, launch_us=5, replayed=True)
     assert (found.launches, found.cpu_us) == (2, 10)
     assert found.step_us < paced(both, launch_us=5).step_us
-    assert str(found).startswith("2 launches, CPU 10 µs, device ") and str(found).endswith("bound by launches")
 
 
 def test_a_timeline_charges_launches_and_a_replay_does_not():
@@ -52,7 +51,6 @@ def test_a_timeline_charges_launches_and_a_replay_does_not():
     assert launched.total_ms == pytest.approx(8 * 5e-3 + launched.spans[-1].ms)
     assert alone.total_ms < replayed.total_ms < launched.total_ms
     assert launched.compute_ms == pytest.approx(alone.compute_ms)
-    assert launched.source.endswith(", 5 µs a launch")
     assert [span.begin for span in launched.spans] == pytest.approx([5e-3 * i for i in range(1, 9)])
 
 
@@ -62,13 +60,9 @@ def test_a_timeline_charges_views_in_which_the_cpu_launches_nothing():
     assert [span.begin for span in found.spans] == pytest.approx([7e-3, 14e-3])
 
 
-def test_a_measured_machine_says_how_long_its_launches_take():
-    machine = device_spec("h200x1")
-    assert paced({"step": graph(8)}, machine).cpu_us == pytest.approx(4 * machine.launch_us)
+def test_a_launch_that_was_not_measured_and_time_that_runs_backwards_are_refused():
     with pytest.raises(WorkbenchError, match="device 'h100' has no measured launch: give launch_us, or a machine"):
         paced({"step": graph(8)})
 
-
-def test_time_does_not_run_backwards():
     with pytest.raises(WorkbenchError, match=r"launch_us=-1, view_us=0.0: the time of a launch must be 0 or more"):
         paced({"step": graph(8)}, launch_us=-1)

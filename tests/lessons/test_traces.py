@@ -11,7 +11,6 @@ from workbench_lessons.l14_read_your_own_trace.traces import (
     kinds_of,
     late_ms,
     late_parts,
-    met,
     recorded,
     report,
     save_spans,
@@ -59,8 +58,8 @@ def test_the_solutions_are_right_and_a_wrong_answer_is_told_how():
     said = "right: with torch.compile for each block, a step takes 122.9 ms instead of 134.1"
     assert remedies((name, most)) == remedies(["Fusion", 29]) == (1.0, said)
     overlap = "not overlap: 7.5 ms are exposed at most"
-    for wrong, words in (("cudagraph", "not cudagraph: the CPU is late for 10.1 ms"), ("overlap", overlap),
-                         ("Buckets", overlap), ("read", "name one of the three remedies")):
+    for wrong, words in (("cudagraph", "not cudagraph: the CPU is late for 10.1 ms"), ("Buckets", overlap),
+                         ("read", "name one of the three remedies")):
         assert remedies((wrong, most)) == (0.0, words)
     kinds = kinds_of(third_job().traced[-1])
     summed = remedies((name, kinds["copies"] + kinds["rest"]))
@@ -69,7 +68,6 @@ def test_the_solutions_are_right_and_a_wrong_answer_is_told_how():
         reacts = load_lesson("14_read_your_own_trace").checkpoint("remedy").reacts
         assert len([key for key in reacts if key in words]) == 1
     assert remedies((name, 6.7)) == (0.5, "milliseconds too low")
-    assert remedies((name, 124)) == (0.5, "milliseconds too high")
     assert remedies(most) == (0.0, "give a pair: (remedy, milliseconds)")
     assert lateness(first) == (0.0, "give a pair of numbers: (in the first 2 ms, later)")
 
@@ -84,21 +82,11 @@ def test_what_is_written_by_hand_reads_as_a_trace(tmp_path):
     assert late_ms(read_order([early]).traced[0]) == 0
 
 
-def test_a_gather_on_paper_lasts_until_the_last_rank_has_come():
-    ranks = met({"rank 0": 100, "rank 1": 20}, transfer=30)
-    assert {rank: end - begin for rank, ((*_, begin, end),) in ranks.items()} == {"rank 0": 30, "rank 1": 110}
-
-
-def test_a_report_of_all_ranks_tells_what_is_exposed_and_why(tmp_path):
+def test_a_report_of_one_rank_tells_what_is_exposed_and_asks_for_the_others(tmp_path):
     folder = recorded("compile", 0, 2).parent
-    files = files_of(f"{folder}/compile.rank*.json.gz")
-    text = report(files)
-    assert ("36 AllGather: exposed 42.22 ms; waits for another rank 35.51 to 41.95 ms; "
-            "the CPU was late 1.66 ms") in text
-    assert text.count("compute less the floor") == 2
-    alone = report(files[1:])
+    alone = report(files_of(f"{folder}/compile.rank1.json.gz"))
     assert "ProfilerStep#2 of rank 1" in alone
     assert "36 AllGather: exposed 42.22 ms; waits: read all ranks' traces" in alone
     short_step = report([save_spans(SPANS, tmp_path / "t.json")])
     assert "of rank" not in short_step and "0.00 ms in gaps of the first 0.038 ms, for 0.05 ms later" in short_step
-    assert text.count("in gaps of the first 2 ms") == 2
+    assert alone.count("in gaps of the first 2 ms") == 1

@@ -2,7 +2,6 @@
 
 import torch
 from blocks import Summed
-from torch import nn
 
 from workbench import author_module, capture, fake_world, find_nodes, partition, provenance
 from workbench.authoring.models.layers import FeedForward
@@ -14,8 +13,8 @@ from workbench_lessons.l17_two_captures.two_captures import wrong_modules
 
 def captured(by: str) -> JointGraph:
     with fake_world(1) as world:
-        layers = Summed(nn.Linear(4, 8, bias=False), nn.SiLU(), nn.Linear(8, 4, bias=False))
-        return capture(author_module(layers, world, None, batch=lambda: (torch.empty(2, 4),)), by=by)
+        model = Summed(FeedForward(4, 8))
+        return capture(author_module(model, world, None, batch=lambda: (torch.empty(2, 4),)), by=by)
 
 
 def test_a_wrong_module_and_a_missing_one_are_counted_apart() -> None:
@@ -44,11 +43,7 @@ def kept_with_a_second_silu(graph: JointGraph, direction: str | None) -> int:
 
 
 def test_a_copied_node_of_a_trace_is_kept_until_it_has_the_direction_of_the_backward() -> None:
-    kept = {}
-    for by in ("joint", "traced"):
-        with fake_world(1) as world:
-            model = Summed(FeedForward(4, 8))
-            kept[by] = capture(author_module(model, world, None, batch=lambda: (torch.empty(2, 4),)), by=by)
+    kept = {by: captured(by) for by in ("joint", "traced")}
     before = {by: sum(kept_bytes(partition(graph.fork())).values()) for by, graph in kept.items()}
     assert before["traced"] > before["joint"]
     assert kept_with_a_second_silu(kept["traced"], None) == before["traced"]
