@@ -5,15 +5,10 @@ from workbench.notebook.graph_diff import diff
 from workbench.torch_api.aot import clone
 
 
-def test_an_untouched_graph_has_no_difference(fake4):
-    gm = two_layer_graph()
-    found = diff(clone(gm), gm)
-    assert found.summary == "no node changed"
-
-
 def test_each_kind_of_change_is_told_apart(fake4):
     gm = two_layer_graph()
     before = clone(gm)
+    assert diff(before, gm).summary == "no node changed"
     first, second = named(gm, "all_gather")
     first.prepend(second)
     relu = named(gm, "aten.relu")[0]
@@ -38,7 +33,7 @@ def test_hunks_hold_the_changed_places_only(fake4):
     found = diff(before, gm)
     lines = [f"{mark} {line}" for hunk in found.hunks(0) for mark, line in hunk]
     assert found.summary == "1 removed, 2 changed"
-    assert sum(line.startswith("- relu") and "aten.relu(" in line for line in lines) == 1
+    assert sum(line.startswith("- relu") for line in lines) == 1
     assert not any("all_gather" in line for line in lines)
 
 

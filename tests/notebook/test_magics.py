@@ -48,7 +48,6 @@ def test_one_namespace_from_cell_to_cell_and_the_last_expression(cell):
     value, _, _ = cell("%%ranks\nmodel.weight.fill_(rank)\nmodel(torch.ones(2))")
     assert isinstance(value, RankValues) and torch.equal(value[1], torch.tensor([2.0, 2.0])) and not value.agree
     assert cell("%%ranks\nrank;")[0] is None
-    assert repr(cell("%%ranks\n1 + 1")[0]) == "ranks 0, 1: 2"
     shown = repr(cell("%%ranks\nimport threading\nthreading.Lock()")[0])  # which cannot be sent
     assert shown == "ranks 0, 1: <unlocked _thread.lock object>"
     assert cell("%%ranks --echo grouped\nprint('hello')\nprint(rank)")[1] == (
@@ -63,25 +62,19 @@ mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
 {"d": distribute_tensor(torch.arange(4.0), mesh, [Shard(0)]), "mesh": mesh}""")
     assert value[1]["d"].shape == (4,) and value[1]["d"].placements == ("S(0)",)
     assert torch.equal(value[1]["d"].local, torch.tensor([2.0, 3.0]))
-    assert "['d'] differs" in repr(value) and "tp: S(0)" in repr(value) and "1 of 2 entries agree" in repr(value)
+    assert "['d'] differs" in repr(value) and "1 of 2 entries agree" in repr(value)
 
 
-def test_the_backend_that_runs_may_be_named_again(cell, shell):
+def test_names_are_sent_and_brought_back_and_the_backend_named_again(cell, shell):
     pids = magics(shell).pool.pids
-    for name in ("gloo", "auto"):
-        assert "ended" not in cell(f"%%ranks --backend {name}\nrank")[1] and magics(shell).pool.pids == pids
-
-
-def test_names_are_sent_and_brought_back(cell, shell):
     shell.user_ns["steps"] = 7
-    value, _, _ = cell("%%ranks --only 1 --send steps\nsteps + rank")
+    value, _, _ = cell("%%ranks --only 1 --send steps --backend auto\nsteps + rank")
     assert list(value) == [8] and value.ranks == (1,)
     cell("%%ranks --bring found,rank\nfound = [torch.ones(2) * (rank + 1)]")
     assert torch.equal(shell.user_ns["found"][0], torch.ones(2)) and shell.user_ns["rank"] == 0
     cell("%%ranks --only 1 --bring found\nNone")
     assert torch.equal(shell.user_ns["found"][0], torch.ones(2) * 2)
-    pids = magics(shell).pool.pids
-    _, printed, _ = cell("%%ranks --bring nowhere\nNone")
+    _, printed, _ = cell("%%ranks --backend gloo --bring nowhere\nNone")
     assert "UsageError: %%ranks --bring nowhere: rank 0 has no such name" in printed
     assert magics(shell).pool.pids == pids
 
@@ -97,7 +90,7 @@ def test_the_same_error_everywhere_keeps_the_ranks_and_shows_the_cells_line(cell
     pids = magics(shell).pool.pids
     _, _, error = cell("%%ranks\nkept = 5\n\nnothing.there")
     assert isinstance(error, RankError) and error.kept
-    assert ": the same" in str(error) and str(error).count("Traceback") == 1
+    assert str(error).count("Traceback") == 1
     shown = "\n".join(error._render_traceback_())
     assert re.search(r'File "cell \d+", line 4, in <module>\n    nothing.there', shown)
     assert shown.endswith("The ranks live on, with all they hold.") and "run_cell" not in shown
@@ -146,6 +139,18 @@ def test_completion_knows_the_names_of_the_ranks(cell, shell):
     assert complete("only_on", "only_on") == []
 
 
+def test_the_cell_after_an_interrupt_says_that_its_ranks_are_new(cell, shell, monkeypatch):
+    def interrupted(*_, **__):
+        magics(shell).pool.restart()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(magics(shell).pool), "run_on", interrupted)
+        cell("%%ranks\n1")
+    said = "The ranks are new: the interrupt ended those before, with all they held.\n"
+    assert [cell("%%ranks\n1;")[1].count(said) for _ in range(2)] == [1, 0]
+
+
 def test_status_other_ranks_checks_restart_and_stop(cell, shell):
     cell("%%ranks\ndist.barrier()")
     table, _, _ = cell("%ranks status")
@@ -165,15 +170,3 @@ def test_old_cells_leave_nothing_in_the_cache_of_lines():
     for name in names:
         compiled("1 / 0", name)
     assert [name in linecache.cache for name in names] == [False, False, *[True] * SHOWN]
-
-
-def test_the_cell_after_an_interrupt_says_that_its_ranks_are_new(cell, shell, monkeypatch):
-    def interrupted(*_, **__):
-        magics(shell).pool.restart()
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(type(magics(shell).pool), "run_on", interrupted)
-        cell("%%ranks\n1")
-    said = "The ranks are new: the interrupt ended those before, with all they held.\n"
-    assert [cell("%%ranks\n1;")[1].count(said) for _ in range(2)] == [1, 0]

@@ -15,11 +15,6 @@ def fake4():
         yield world
 
 
-@pytest.fixture(scope="module")
-def captured(tour):
-    return tour.captured
-
-
 def by_hand(function, *inputs):
     gm = trace(function, *inputs)
     set_facts(gm, GraphFacts("forward", {"tp": group_name()}, {group_name(): 4}))
@@ -44,8 +39,8 @@ def test_what_enters_a_reduction_is_partial_and_a_product_after_it_is_not_guesse
 
 def test_a_part_of_what_is_whole_or_gathered_is_not_called_a_part_of_its_source(fake4):
     said = by_hand(lambda x: [reduced(x).chunk(4)[1].clone(), reduced(x)[1:2].clone()], torch.ones(4, DIM))
-    assert said["getitem_1"].startswith("unknown") and said["clone"].startswith("unknown")
-    assert said["slice_1"].startswith("unknown") and said["clone_1"].startswith("unknown")
+    for name in ("getitem_1", "clone", "slice_1", "clone_1"):
+        assert said[name].startswith("unknown")
     said = by_hand(lambda x: [gather(x.exp().chunk(4)[1])], torch.ones(4, DIM))
     assert said["getitem_1"] == f"tp: {CUT}" and said["exp"].startswith("unknown")
 
@@ -56,8 +51,8 @@ def test_a_graph_without_a_mesh_says_so(fake4):
     assert {placement_of(n) for n in gm.graph.nodes if n.op != "output"} == {"unknown: the graph names no mesh axis"}
 
 
-def test_a_captured_graph_says_it_of_parameters_gradients_and_inputs(captured):
-    nodes = [n for n in captured.graph.nodes if n.op != "output"]
+def test_a_captured_graph_says_it_of_parameters_gradients_and_inputs(tour):
+    nodes = [n for n in tour.captured.graph.nodes if n.op != "output"]
     said = {n.name: placement_of(n, lambda name: f"parts of {name}") for n in nodes}
     assert said["primals_1"] == "parts of tok_embeddings.weight"
     assert said["tangents_1"].startswith("unknown: no collective")

