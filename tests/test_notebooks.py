@@ -78,18 +78,12 @@ def cells_are_small_and_the_first_result_is_in_the_third(path: Path) -> None:
 
 def only_the_workbench_torch_its_widgets_and_the_standard_library_are_imported(path: Path) -> None:
     """And names of the package come from where they are defined."""
-    assert [name for cell in cells(path) for name in borrowed_names(python(cell))] == []
-    names: set[str] = set()
-    for cell in cells(path):
-        for node in ast.walk(ast.parse(python(cell))):
-            if isinstance(node, ast.Import):
-                names |= {alias.name for alias in node.names}
-            elif isinstance(node, ast.ImportFrom):
-                names.add(node.module or "")
+    text = "\n".join(map(python, cells(path)))
+    assert borrowed_names(text) == []
+    names = {name for _, name in all_imports(text)}
     known = {"workbench", "workbench_lessons", "torch", "ipywidgets", "transformers", *sys.stdlib_module_names}
-    others = {n for n in names if n.partition(".")[0] not in known}
-    assert others == set()
-    assert not [n for n in names if n.startswith("torch._") or "torch_api" in n]
+    assert {name for name in names if name.partition(".")[0] not in known} == set()
+    assert not [name for name in names if name.startswith("torch._") or "torch_api" in name]
 
 
 def test_a_lesson_stays_short() -> None:
@@ -115,8 +109,8 @@ def borrowed_names(text: str) -> list[str]:
 
 
 def test_an_import_from_another_module_is_told() -> None:
-    assert borrowed_names("from workbench.graph.lower import ForwardBackward") == [
-        "workbench.graph.lower.ForwardBackward"]
+    name = "ForwardBackward"
+    assert borrowed_names(f"from workbench.graph.lower import {name}") == [f"workbench.graph.lower.{name}"]
 
 
 def parameters_guesses_checkpoints_and_exhibits_are_those_of_the_lesson(path: Path) -> None:
@@ -168,41 +162,29 @@ def test_a_notebook_is_a_product(path: Path) -> None:
     terms_are_in_the_glossary_and_minutes_are_the_lessons(path)
 
 
-def run_cells(path: Path, tmp_path: Path, change: dict[str, str], **given_parameters: Any) -> dict[str, str]:
-    """Execute without the cells on real ranks; `change` holds lines to put after a checkpoint's `answer = `."""
-    whole = json.loads(path.read_text(encoding="utf-8"))
-    whole["cells"] = [c for c in whole["cells"] if not {"ranks", "planted"} & set(tags(c))]
-    for cell in whole["cells"]:
-        if tags(cell)[:1] == ["checkpoint"]:
-            lines = source(cell).splitlines(keepends=True)
-            at = next(i for i, line in enumerate(lines) if line.startswith("answer = "))
-            cell["source"] = [*lines[: at + 1], change[tags(cell)[1]] + "\n", *lines[at + 1 :]]
-    given, done = tmp_path / path.name, tmp_path / "done.ipynb"
-    given.write_text(json.dumps(whole))
-    papermill.execute_notebook(str(given), str(done), given_parameters, cwd=str(path.parent), progress_bar=False,
-                               kernel_name="python3")
-    return {tags(c)[1]: shown(c) for c in cells(done) if tags(c)[:1] == ["checkpoint"]}
+def solved(cell: dict[str, Any], module: str) -> list[str]:
+    """The lines of a checkpoint's cell, with a call of its solution after `answer = `."""
+    lines, name = source(cell).splitlines(keepends=True), tags(cell)[1]
+    code = getattr(importlib.import_module(module), name).__code__
+    call = f"{name}({', '.join(code.co_varnames[: code.co_argcount])})"
+    at = next(i for i, line in enumerate(lines) if line.startswith("answer = ")) + 1
+    return [*lines[:at], f"import {module} as solution; answer = solution.{call}\n", *lines[at:]]
 
 
 @pytest.mark.nightly  # `make test` executes each notebook once, as it is
 @each_notebook
-def test_the_solution_passes_the_checkpoint(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORKBENCH_PROGRESS", "0")
-    for name, text in run_cells(path, tmp_path, solved(path)).items():
+def test_the_solution_passes_the_checkpoint(path: Path, tmp_path: Path) -> None:
+    whole = json.loads(path.read_text(encoding="utf-8"))
+    whole["cells"] = [c for c in whole["cells"] if not {"ranks", "planted"} & set(tags(c))]  # which need real ranks
+    for cell in whole["cells"]:
+        if tags(cell)[:1] == ["checkpoint"]:
+            cell["source"] = solved(cell, f"workbench_lessons.l{path.stem}.solution")
+    given, done = tmp_path / path.name, tmp_path / "done.ipynb"
+    given.write_text(json.dumps(whole))
+    papermill.execute_notebook(str(given), str(done), cwd=str(path.parent), progress_bar=False, kernel_name="python3")
+    for name, text in {tags(c)[1]: shown(c) for c in cells(done) if tags(c)[:1] == ["checkpoint"]}.items():
         # the lesson's code may print before it
         assert any(line.startswith(f"{name}: 100%") for line in text.splitlines()), text
-
-
-def solved(path: Path) -> dict[str, str]:
-    """A line for each checkpoint that calls its solution."""
-    module = f"workbench_lessons.l{path.stem}.solution"
-    solution = importlib.import_module(module)
-    change = {}
-    for checkpoint in load_lesson(path.stem).checkpoints:
-        function = getattr(solution, checkpoint.name)
-        wanted = ", ".join(function.__code__.co_varnames[: function.__code__.co_argcount])
-        change[checkpoint.name] = f"import {module} as solution; answer = solution.{checkpoint.name}({wanted})"
-    return change
 
 
 def test_a_changed_output_fails_the_comparison(tmp_path: Path) -> None:

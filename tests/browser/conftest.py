@@ -1,7 +1,8 @@
 """JupyterLab on a copy of the notebooks, and a page to look at them."""
 
+import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -30,13 +31,18 @@ def lab(lab_folder: Path) -> Iterator[str]:
 def page() -> Iterator[Page]:
     if CHROMIUM is None:
         pytest.skip("no Chromium on this machine: apt-get install chromium")
+    errors: list[str] = []
     with new_page() as made:
+        made.on("pageerror", lambda error: errors.append(str(error)))
         yield made
+    assert errors == []
 
 
 @pytest.fixture
-def looked_at(page: Page) -> Callable[[str], object]:
-    """Keeps what the page shows, under a name, for people."""
-    folder = ROOT / "out" / "browser"
-    folder.mkdir(parents=True, exist_ok=True)
-    return lambda name: page.screenshot(path=folder / f"{name}.png")
+def seen(page: Page) -> dict[str, list[str]]:
+    """What a reader should never see: errors of the console, and addresses beyond this machine."""
+    found: dict[str, list[str]] = {"errors": [], "beyond": []}
+    page.on("console", lambda m: found["errors"].append(m.text) if m.type == "error" else None)
+    local = re.compile(r"(https?|wss?)://(127\.0\.0\.1|localhost)[:/]|(file|data|blob|about):")
+    page.on("request", lambda r: None if local.match(r.url) else found["beyond"].append(r.url))
+    return found

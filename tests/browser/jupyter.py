@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import ElementHandle, Page, sync_playwright
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
@@ -79,3 +79,12 @@ def run_all(page: Page, address: str, seconds: float = 180) -> None:
     page.wait_for_function(IDLE, timeout=120_000)
     page.evaluate("() => { jupyterapp.commands.execute('notebook:run-all-cells'); }")
     page.wait_for_function(RAN, timeout=seconds * 1000)
+
+
+def on(view: ElementHandle, key: str, *presses: str) -> None:
+    """Focus what has this key, and press; the focus stays with it when the view draws again."""
+    for each in presses:
+        found = view.query_selector(f"[data-key='{key}']")
+        assert found is not None, key
+        found.focus()
+        found.press(each)

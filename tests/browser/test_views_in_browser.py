@@ -1,12 +1,10 @@
-"""Every view, driven in JupyterLab in a headless Chromium: slider, search, click, zoom; and what stays without them."""
+"""JupyterLab in a headless Chromium: every view is driven, and links and choices lead where they should."""
 
-import re
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-from jupyter import run_all, write_notebook
+from jupyter import on, run_all, write_notebook
 from playwright.sync_api import ElementHandle, Page
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(600)]
@@ -29,20 +27,8 @@ CELLS = (
     "from IPython.display import Image\nfrom workbench.notebook import draw\n"
     "Image(draw.pipeline(recipe).png, width=90, height=30)",  # as a reader's own picture
 )
-Look = Callable[[str], object]
 GRAPH, PASSES, TIMELINE, MEMORY, KERNELS = 2, 3, 4, 5, 7
 LABEL, READABLE = 12, 9  # pixels of a graph's labels at zoom 1, and at least
-
-
-@pytest.fixture
-def seen(page):
-    """What a reader should never see: errors of the console, and addresses beyond this machine."""
-    found: dict[str, list[str]] = {"errors": [], "beyond": []}
-    page.on("console", lambda m: found["errors"].append(m.text) if m.type == "error" else None)
-    page.on("pageerror", lambda error: found["errors"].append(str(error)))
-    local = re.compile(r"(https?|wss?)://(127\.0\.0\.1|localhost)[:/]|(data|blob|about):")
-    page.on("request", lambda r: None if local.match(r.url) else found["beyond"].append(r.url))
-    return found
 
 
 def view_at(page: Page, cell: int) -> ElementHandle:
@@ -84,7 +70,7 @@ def until(holds: Any, seconds: float = 20) -> None:
         time.sleep(0.05)
 
 
-def drive_graph(page: Page, looked_at: Look) -> None:
+def drive_graph(page: Page) -> None:
     view = view_at(page, GRAPH)
     boxes = int(view.get_attribute("data-boxes") or 0)
     assert 10 < boxes < 40
@@ -92,7 +78,7 @@ def drive_graph(page: Page, looked_at: Look) -> None:
     facts = view.query_selector("[data-role=details]")
     assert facts is not None and not facts.is_visible()  # until they are asked for
     assert view.evaluate("view => view.cy.zoom()") * LABEL >= READABLE
-    view.query_selector("[data-role=graph]").scroll_into_view_if_needed()  # type: ignore[union-attr]
+    view.query_selector("[data-role=graph]").scroll_into_view_if_needed()
     at = view.evaluate("""view => { view.cy.center(view.cy.getElementById('forward/loss'));
         const at = view.cy.getElementById('forward/loss').renderedPosition();
         const box = view.querySelector('[data-role=graph]').getBoundingClientRect();
@@ -100,7 +86,7 @@ def drive_graph(page: Page, looked_at: Look) -> None:
     page.mouse.click(*at)  # opens the module
     until(lambda: int(view.get_attribute("data-boxes") or 0) > boxes)
     assert facts.is_visible() and "forward/loss" in text(view, "details")
-    facts.query_selector("button").click()  # type: ignore[union-attr]
+    facts.query_selector("button").click()
     assert not facts.is_visible()
     search = control(page, GRAPH, "text")
     search.fill("return self.w2")
@@ -110,12 +96,11 @@ def drive_graph(page: Page, looked_at: Look) -> None:
     until(lambda: "read by" in text(view, "details"))
     said = text(view, "details")
     assert "layers.py:" in said and "layers.0.feed_forward" in said
-    looked_at("view_graph")
     control(page, GRAPH, "button").click()  # the whole graph
     until(lambda: int(view.get_attribute("data-boxes") or 0) == boxes)
 
 
-def drive_passes(page: Page, looked_at: Look) -> None:
+def drive_passes(page: Page) -> None:
     view = view_at(page, PASSES)
     assert text(view, "pass") == "1 of 4: inductor_decomposition"
     slider = control(page, PASSES, "slider")
@@ -123,7 +108,7 @@ def drive_passes(page: Page, looked_at: Look) -> None:
     for _ in range(3):
         slider.press("ArrowRight")
     until(lambda: text(view, "pass") == "4 of 4: transformer_block_bucketing")
-    view.query_selector("[data-role=code]").scroll_into_view_if_needed()  # type: ignore[union-attr]
+    view.query_selector("[data-role=code]").scroll_into_view_if_needed()
     until(lambda: "_pre_bucket_all_gather" in text(view, "code"))
     assert "added" in text(view, "census") and "effect PASS" in text(view, "verdicts")
     short = len(text(view, "code"))
@@ -131,10 +116,9 @@ def drive_passes(page: Page, looked_at: Look) -> None:
     until(lambda: len(text(view, "code")) > short)
     control(page, PASSES, "dropdown", 0).select_option("backward")
     until(lambda: "reduce_scatter" in text(view, "code"))
-    looked_at("view_passes")
 
 
-def drive_kernels(page: Page, looked_at: Look) -> None:
+def drive_kernels(page: Page) -> None:
     view = view_at(page, KERNELS)
     every = int(view.get_attribute("data-calls") or 0)
     control(page, KERNELS, "text").fill("silu")  # a node, or a kernel that it gave its name
@@ -142,27 +126,62 @@ def drive_kernels(page: Page, looked_at: Look) -> None:
     view.query_selector_all("[data-role=calls] button")[0].click()
     until(lambda: 'extern "C"' in text(view, "source"))
     assert "layers.0.feed_forward" in text(view, "source")
-    looked_at("view_kernels")
 
 
-def test_every_view_is_driven_and_every_picture_stays(page, lab, seen, lab_folder, looked_at):
+def test_every_view_is_driven_and_every_picture_stays(page, lab, seen, lab_folder):
     path = lab_folder / "views.ipynb"
     write_notebook(path, CELLS)
     run_all(page, lab.format(path.name))
     for drive in (drive_graph, drive_passes, drive_kernels):
-        drive(page, looked_at)
-    for cell in (TIMELINE, MEMORY):  # test_moments_in_pages.py zooms and moves them
+        drive(page)
+    for cell in (TIMELINE, MEMORY):  # test_pages_without_kernel.py zooms and moves them
         assert view_at(page, cell) and not pictures_above(page, cell)
     page.evaluate("() => jupyterapp.commands.execute('apputils:change-theme', { theme: 'JupyterLab Dark' })")
     time.sleep(1)
-    for cell, name in ((GRAPH, "graph"), (PASSES, "passes"), (TIMELINE, "timeline"), (MEMORY, "memory"),
-                       (KERNELS, "kernels")):
+    for cell in (GRAPH, PASSES, TIMELINE, MEMORY, KERNELS):
         view = view_at(page, cell)
         until(lambda v=view: v.evaluate("""view => [view, ...view.querySelectorAll('*')].filter(each => each.cy)
             .every(each => each.cy.width() > 100)"""))  # JupyterLab hides the page while it changes its theme
-        looked_at(f"view_{name}_dark")
     still = page.query_selector_all(".jp-RenderedImage img")
     found = {(each.get_attribute("width") == "90", "invert" in each.evaluate("img => getComputedStyle(img).filter"))
              for each in still}
     assert found == {(True, False), (False, True)}  # the reader's own picture stays as it is
     assert seen == {"errors": [], "beyond": []}
+
+
+def test_a_link_to_the_glossary_opens_it_at_its_term(page, lab, seen):
+    page.goto(lab.format("02_capture_a_joint_graph.ipynb"))
+    for anchor in ("saved-tensors", "fsdp"):  # an entry in small letters, and a name
+        page.locator(f'.jp-Notebook a[href*="glossary.md"][href$="#{anchor}"]').first.click(timeout=60_000)
+        heading = page.wait_for_selector(f'.jp-MarkdownViewer [data-jupyter-id="{anchor}"]', state="attached")
+        page.wait_for_function("""each => Math.abs(each.getBoundingClientRect().top
+            - each.closest('.jp-MarkdownViewer').getBoundingClientRect().top) < 60""", arg=heading)
+        page.evaluate("() => jupyterapp.commands.execute('application:activate-previous-tab')")
+    assert seen == {"errors": [], "beyond": []}
+
+
+LIVE = (
+    "from ipywidgets import Label\nfrom workbench import show\n"
+    "from workbench_lessons.l01_author_with_dtensor.placement_lab import PlacementLab\n"
+    "lab = PlacementLab()\nfigures = Label()\n"
+    'lab.observe(lambda _: setattr(figures, "value", f"in the kernel: {lab.result()}"), "w_0")\nfigures',
+    "show(lab)",
+)
+
+
+def test_a_choice_reaches_the_kernel_and_its_controls(page, lab, lab_folder):
+    write_notebook(lab_folder / "live.ipynb", LIVE)
+    run_all(page, lab.format("live.ipynb"))
+    view = page.wait_for_selector(".wb[data-ready]")
+    picture = page.query_selector_all(".jp-RenderedImage")
+    assert len(picture) == 1 and not picture[0].is_visible()
+    on(view, "x_1", "Enter")  # columns, replicate
+    on(view, "w_0", "Enter", "Enter")  # rows, columns, replicate
+    page.wait_for_selector("text=in the kernel: {'cost in bytes': 196608, 'collectives DTensor adds': 0}")
+    assert view.get_attribute("data-bytes") == "196608"
+    chosen = page.locator(".widget-dropdown select")
+    assert [chosen.nth(i).evaluate("each => each.selectedOptions[0].textContent.trim()") for i in range(4)] == [
+        "rows", "replicate", "replicate", "columns"]
+    chosen.nth(2).select_option("columns")
+    page.wait_for_selector("text=in the kernel: {'cost in bytes':")
+    page.wait_for_function("document.querySelector('.wb').dataset.bytes !== '196608'")

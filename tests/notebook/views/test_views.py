@@ -115,7 +115,7 @@ def test_what_has_no_picture_is_refused():
 
 
 def test_a_graph_from_elsewhere_and_an_empty_one_have_views():
-    elsewhere = torch.fx.symbolic_trace(torch.relu)
+    elsewhere = torch.fx.symbolic_trace(lambda x: torch.relu(x))
     seen = GraphView(elsewhere).ask("view", opened=None)
     assert len(seen["missing"]) == 3  # module paths, source lines and values
     rows = dict(GraphView(elsewhere).ask("details", id="graph/relu")["rows"])
