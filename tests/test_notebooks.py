@@ -109,8 +109,8 @@ def borrowed_names(text: str) -> list[str]:
 
 
 def test_an_import_from_another_module_is_told() -> None:
-    name = "ForwardBackward"
-    assert borrowed_names(f"from workbench.graph.lower import {name}") == [f"workbench.graph.lower.{name}"]
+    assert borrowed_names("from workbench.graph.lower import ForwardBackward") == [
+        "workbench.graph.lower.ForwardBackward"]
 
 
 def parameters_guesses_checkpoints_and_exhibits_are_those_of_the_lesson(path: Path) -> None:

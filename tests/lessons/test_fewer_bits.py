@@ -1,7 +1,5 @@
 """What "Fewer bits, proved" counts and asks: graders with wrong answers; its sentences for each width."""
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,21 +18,16 @@ from workbench import (
 )
 from workbench.graph.read.collectives import list_collectives
 from workbench.world.fake import fake_world
-from workbench_lessons.course.lesson import load_lesson
 from workbench_lessons.l16_fewer_bits_proved.fewer_bits import (
     casts_well,
     counts_bytes,
     distance,
     exact_gradients,
     loss_gaps,
-    output_errors,
     refused,
     sums_over,
 )
-from workbench_lessons.l16_fewer_bits_proved.pictures import float8_grid
 
-ROOT = Path(__file__).parents[2]
-LESSON = "16_fewer_bits_proved"
 FLOAT8 = torch.float8_e4m3fn
 
 
@@ -109,44 +102,6 @@ def test_gradients_are_seven_to_eleven_times_as_far_off_as_bfloat16_s(alone):
     assert (round(min(times)), round(max(times))) == (7, 11)
     for each in ("output.weight", "tok_embeddings.weight"):
         assert errors["rowwise"][each] >= errors["tensorwise"][each]
-
-
-def of_notebook(dim: int, *beginnings: str) -> dict[str, Any]:
-    """The names that these cells of the notebook leave, each known by how it begins, for a layer of this width."""
-    text = (ROOT / "notebooks" / f"{LESSON}.ipynb").read_text(encoding="utf-8")
-    sources = ["".join(cell["source"]) for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
-    names: dict[str, Any] = {"dim": dim, "__name__": "of_notebook", "float8_grid": float8_grid}
-    for beginning in ("import torch\nfrom torch import nn\nfrom workbench import (", *beginnings):
-        (source,) = (source for source in sources if source.startswith(beginning))
-        exec(source, names)
-    return names
-
-
-@pytest.mark.nightly  # `make test` executes the notebook with the least width
-@pytest.mark.parametrize("dim", load_lesson(LESSON).parameters["dim"].choices[1:])
-def test_what_the_notebook_says_of_an_outlier_holds_for_each_width(dim):
-    names = of_notebook(dim, "x = torch", 'guess = lesson.predict("zeros"', "def cast", "torch.manual_seed",
-                        "def with_outlier", "class Layer", 'guess = lesson.predict("factor"', "exact = left",
-                        "def captured", "tokens =")
-    errors = names["errors"]
-    assert errors["float8, rowwise"] < errors["float8, tensorwise"] < 0.05
-    assert 12 < errors["float8, tensorwise"] / errors["bfloat16"] < 20
-    whole, rest, rowwise, rowwise_rest = (int(each.rstrip("%")) for each in names["with_outlier"](20))
-    assert rest == 100 and max(whole, rowwise, rowwise_rest) <= 6
-    assert int(names["with_outlier"](17)[1].rstrip("%")) > 20
-    proved, best = names["proved"], {"scaling": "rowwise", "products": ["forward", "input_gradient"]}
-    wrong = {scaling: proved({"scaling": scaling})[0].evidence["wrong"] for scaling in ("tensorwise", "rowwise")}
-    assert wrong == {"tensorwise": 1, "rowwise": 0}
-    tensorwise, by_rows = (output_errors(names["outlier"], [{**names["pass_"], "scaling": each}]) for each in wrong)
-    assert list(tensorwise) == ["loss", "gradient of gain", "gradient of linear.weight"]
-    assert tensorwise["loss"] < 0.02 and 0.4 < tensorwise["gradient of linear.weight"] < 0.45
-    assert max(by_rows["loss"], by_rows["gradient of gain"]) < 0.055
-    assert round(by_rows["gradient of linear.weight"], 2) == 0.17
-    error = proved(best)[0].evidence["worst"]
-    assert error < 0.05
-    for fewer in ({"products": ["forward", "input_gradient"]}, {"scaling": "rowwise", "products": ["weight_gradient"]},
-                  {"scaling": "rowwise", "products": ["forward", "weight_gradient"]}):
-        assert proved(fewer)[0].evidence["worst"] > 0.11  # no other choice meets the checkpoint's limit
 
 
 def test_the_recorded_losses_end_where_bfloat16_s_do():

@@ -23,20 +23,6 @@ def graph(size: int, products: int = 4) -> fx.GraphModule:
     return fx.GraphModule({}, made)
 
 
-def test_a_small_step_is_bound_by_its_launches_and_ends_after_the_last():
-    found = paced({"step": graph(8)}, launch_us=5)
-    assert (found.launches, found.cpu_us, found.bound) == (4, 20, "launches")
-    last = found.worked[-1]
-    assert found.step_us == pytest.approx(last[1]) and last[0] == pytest.approx(20)
-    assert [begin for begin, _ in found.started] == [0, 5, 10, 15]
-
-
-def test_a_large_step_is_bound_by_its_work_and_waits_for_the_first_launch_alone():
-    found = paced({"step": graph(4096)}, launch_us=5)
-    assert found.bound == "work" and found.step_us == pytest.approx(5 + found.gpu_us)
-    assert found.gpu_us == pytest.approx(simulated(graph(4096)).total_ms * 1e3)
-
-
 def test_replayed_each_graph_is_one_launch():
     both = {"forward": graph(8), "backward": graph(8)}
     found = paced(both, launch_us=5, replayed=True)

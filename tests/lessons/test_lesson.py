@@ -1,7 +1,6 @@
 """Lessons: strict, parameters checked, guesses and answers scored."""
 
 import ast
-from base64 import b64decode
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -48,20 +47,11 @@ steps = 3
 [[questions]]
 name = "gathers"
 ask = "How many?"
-[[museum]]
-name = "tied"
-bug = "Gradients twice."
-seen = "torch 2.0"
-verdict = "numerics FAIL"
-caught = "A gradient compared."
 [[checkpoints]]
 name = "sum"
 task = "Add up."
 hints = ["one", "two"]
 """
-
-
-LESSONS = {name: load_lesson(name) for name in lesson_names()}
 
 
 @pytest.fixture
@@ -71,15 +61,16 @@ def lesson(tmp_path: Path) -> Lesson:
     return load_lesson(path)
 
 
-def error_of(call: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
+def error_of(call: Callable[..., Any], *args: Any, **values: Any) -> str:
     with pytest.raises(LessonError) as caught:
-        call(*args, **kwargs)
+        call(*args, **values)
     return str(caught.value)
 
 
 def test_the_lessons() -> None:
-    assert len(LESSONS) == 20
-    for name, lesson in LESSONS.items():
+    lessons = {name: load_lesson(name) for name in lesson_names()}
+    assert len(lessons) == 20
+    for name, lesson in lessons.items():
         assert lesson.name == name and lesson.question in lesson._repr_markdown_()
         assert parameters(lesson).model_dump() == {k: p.default for k, p in lesson.parameters.items()}
         assert parameters(lesson, **lesson.profiles["small"]) != parameters(lesson)
@@ -87,8 +78,8 @@ def test_the_lessons() -> None:
         text = lesson_file(name).with_name("solution.py").read_text()
         solved = {n.name for n in ast.parse(text).body if isinstance(n, ast.FunctionDef)}
         assert solved == {point.name for point in lesson.checkpoints}
-    assert not [(each.name, point.name) for each in LESSONS.values() for point in each.checkpoints if not point.reacts]
-    hard = [any(point.difficulty == "hard" for point in each.checkpoints) for each in LESSONS.values()]
+        assert all(point.reacts for point in lesson.checkpoints), name
+    hard = [any(point.difficulty == "hard" for point in each.checkpoints) for each in lessons.values()]
     assert min(sum(hard[:9]), sum(hard[9:])) >= 3
 
 
@@ -130,22 +121,18 @@ def test_closeness() -> None:
 
 
 def test_check_gives_hints_in_steps(lesson: Lesson) -> None:
-    todo = lesson.check("sum", None, truth=100)
-    assert (todo.passed, todo.hints, todo.message) == (False, (), "to do: Add up.")
+    assert str(lesson.check("sum", None, truth=100)) == "sum: 0%, to do: Add up."
     assert str(lesson.check("sum", 50, truth=100)) == "sum: 50%, too low"
     assert str(lesson.check("sum", 50, truth=100)) == "sum: 50%, too low\nhint 1: one"
     assert lesson.check("sum", 120, truth=100).hints == ("one", "two")
-    right = lesson.check("sum", 98, truth=100)
-    assert (right.passed, right.score, right.hints, str(right)) == (True, 1.0, (), "sum: 100%, right")
+    assert str(lesson.check("sum", 98, truth=100)) == "sum: 100%, right"
 
 
 def test_a_hint_reacts_to_how_an_answer_was_wrong(lesson: Lesson) -> None:
     point = lesson.checkpoints[0].model_copy(update={"reacts": {"too high": "some do not count"}})
     reacting = lesson.model_copy(update={"checkpoints": (point,)})
-    assert reacting.check("sum", 120, truth=100).hints == ()
-    assert reacting.check("sum", 50, truth=100).hints == ("one",)
-    assert reacting.check("sum", 120, truth=100).hints == ("some do not count", "one")
-    assert reacting.check("sum", 50, truth=100).hints == ("one", "two")
+    for answer, hints in ((120, ()), (50, ("one",)), (120, ("some do not count", "one")), (50, ("one", "two"))):
+        assert reacting.check("sum", answer, truth=100).hints == hints
 
 
 def test_exact_gives_nothing_for_nearness() -> None:
@@ -164,7 +151,6 @@ def test_an_answer_and_its_evidence_are_folded_until_one_guesses() -> None:
     page = folded._repr_html_()
     assert page.startswith("<details><summary>n &lt; 9?") and page.partition("</summary>")[2].count("it is 7") == 1
     assert page.endswith(f"{shown._repr_html_()}</div></details>")
-    assert repr(folded) == f"n < 9? no guess, it is 7\n{shown!r}"
     assert Prediction("n?", 6).score(7, shown)._repr_html_().startswith("<div>n? guessed 6, it is 7")
 
 
@@ -172,11 +158,9 @@ def test_a_result_draws_its_score_and_its_figures_and_100_percent_only_where_it_
     assert str(CheckResult("bytes", 0.9999, "too low")) == "bytes: 99%, too low"
     assert "100%" not in CheckResult("bytes", 0.9999, "")._drawing() and "100%" in str(CheckResult("bytes", 1, ""))
     wrong = CheckResult("n", 0.75, "n 4", ("less",), (("n<1", 4, 2), ("m", 1, 1)))
-    text, _, data = wrong._repr_html_().partition("base64,")
-    assert text.startswith("<div>n: 75%, n 4</div><div>hint 1: less</div><img alt=")
-    bars = ElementTree.fromstring(b64decode(data.partition('"')[0])).findall("{*}rect")[1:]
+    assert wrong._repr_html_().startswith("<div>n: 75%, n 4</div><div>hint 1: less</div><img alt=")
+    bars = ElementTree.fromstring(wrong._drawing()).findall("{*}rect")
     assert [bar.get("width") for bar in bars if bar.get("fill") == "#7a8793"] == ["270", "360", "360"]
-    assert [int(bar.get("x", 0)) + 1 - 240 for bar in bars if bar.get("width") == "2"] == [180, 360]  # of the figures
 
 
 def test_scores_are_kept(lesson: Lesson, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

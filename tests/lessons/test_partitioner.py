@@ -95,12 +95,6 @@ class SumMLP(GatedMLP):
         return self.w2(F.silu(self.w1(x) + self.w3(x))).sum()
 
 
-def test_what_the_backward_does_not_read_is_not_drawn_as_saved(captured):
-    board = Partitioner(captured(SumMLP()), {"mm": "a", "mm_1": "b", "add": "t", "silu": "silu"})
-    assert board.saved == ["add", "silu"] and board.figures == {"bytes saved": 2 * ONE, "FLOP again": 0}
-    assert "\nnot saved: a (mm) b (mm_1)\nsaved: t (add) silu" in board.picture().text
-
-
 def test_a_board_that_starts_with_nothing_saved_does_not_tell_what_is_read(captured):
     board = Partitioner(captured(SumMLP()), {name: name for name in ("mm", "mm_1", "add", "silu")}, start=())
     assert board.saved == [] and board.figures == {"bytes saved": 0, "FLOP again": 4 * 8 * 32 * 64}
