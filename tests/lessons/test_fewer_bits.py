@@ -100,8 +100,6 @@ def test_gradients_are_seven_to_eleven_times_as_far_off_as_bfloat16_s(alone):
         errors[name] = {each: distance(p.grad, exact[each]) for each, p in module.named_parameters()}
     times = [errors[name][each] / errors["bfloat16"][each] for name in ("tensorwise", "rowwise") for each in exact]
     assert (round(min(times)), round(max(times))) == (7, 11)
-    for each in ("output.weight", "tok_embeddings.weight"):
-        assert errors["rowwise"][each] >= errors["tensorwise"][each]
 
 
 def test_the_recorded_losses_end_where_bfloat16_s_do():
