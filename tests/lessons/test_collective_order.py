@@ -93,8 +93,6 @@ def test_a_wait_moves_to_the_right_with_the_views_of_its_result(pair):
     reader = next(name for name in view.given if wait in view.reads[name])
     place = view.order.index
     assert view.message == "" and place(after) < place(wait) < place(reader) < place(following)
-    view.move(wait, wait)
-    assert place(after) < place(wait) < place(following)
 
 
 def test_an_order_that_cannot_be_is_told_so_in_the_verdict_words_and_is_not_graded(view):

@@ -62,15 +62,10 @@ def test_the_grader_takes_placements_that_fit_at_the_least_bytes(lab):
     assert placed(lab) == (1.0, "every target met")
 
 
-def test_controls_follow_and_factors_that_do_not_multiply_are_refused(lab):
-    dropdowns = {each.description: each for each in lab.panel.children[0].children}
-    dropdowns["x: tp"].value = "rows"
-    assert lab.x_1 == "rows"
+def test_factors_that_do_not_multiply_and_placements_for_other_axes_are_refused():
     with pytest.raises(WorkbenchError, match=r"x \[4, 8\] @ w \[4, 8\] on .*as many columns of x as w has rows"):
         PlacementLab((4, 8), (4, 8))
 
-
-def test_a_redistribution_takes_one_placement_for_each_axis():
     with simulated_world(2) as world:
         cut = DTensor.from_local(torch.ones(4, 2), world.mesh_of({"tp": 2}), [Replicate()], run_check=False)
         with pytest.raises(WorkbenchError, match="2 placements for a mesh of 1 axes: give one for each"):
