@@ -14,14 +14,8 @@ pytestmark = pytest.mark.integration
 
 
 @pytest.fixture(scope="module")
-def made():
+def lab():
     return PlacementLab()
-
-
-@pytest.fixture
-def lab(made):
-    made.x_0, made.x_1, made.w_0, made.w_1 = "rows", "columns", "rows", "columns"
-    return made
 
 
 def test_all_placements_of_two_factors_over_two_axes_are_there(lab):
@@ -65,7 +59,6 @@ def test_the_grader_takes_placements_that_fit_at_the_least_bytes(lab):
 def test_factors_that_do_not_multiply_and_placements_for_other_axes_are_refused():
     with pytest.raises(WorkbenchError, match=r"x \[4, 8\] @ w \[4, 8\] on .*as many columns of x as w has rows"):
         PlacementLab((4, 8), (4, 8))
-
     with simulated_world(2) as world:
         cut = DTensor.from_local(torch.ones(4, 2), world.mesh_of({"tp": 2}), [Replicate()], run_check=False)
         with pytest.raises(WorkbenchError, match="2 placements for a mesh of 1 axes: give one for each"):
