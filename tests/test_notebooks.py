@@ -187,6 +187,7 @@ def test_the_solution_passes_the_checkpoint(path: Path, tmp_path: Path) -> None:
         assert any(line.startswith(f"{name}: 100%") for line in text.splitlines()), text
 
 
+@pytest.mark.nightly  # of nbval, and of what our configuration leaves out of it
 def test_a_changed_output_fails_the_comparison(tmp_path: Path) -> None:
     right = {"cell_type": "code", "id": "right", "metadata": {}, "execution_count": 1, "source": "print('it is 4')",
              "outputs": [{"output_type": "stream", "name": "stdout", "text": "it is 4\n"}]}

@@ -38,7 +38,7 @@ def test_a_site_leads_from_one_lesson_to_the_next(tmp_path, capsys):
     page, following, start = ((out / f"{name}.html").read_text() for name in (NAME, NEXT, "start"))
     assert page.count(f'href="{NEXT}.html"><small>Next: </small>13 ') == 2  # above and below
     assert page.count('href="start.html"><small>Before: ') == 2
-    assert f'href="{NAME}.html"><small>Before: </small>12 ' in following and "Next: " not in following
+    assert f'href="{NAME}.html"><small>Before: </small>12 ' in following and "<small>Next: " not in following
     assert 'href="glossary.html#' in page and "glossary.md#" not in page
     assert not re.search(r'<(script|link|img)[^>]*(src|href)="https?:', page)
     links = re.findall(r'<a[^>]* href="([^"#]*)', page)

@@ -1,13 +1,16 @@
 """Two captures of one step, aligned: what is told of real ones, and of planted differences."""
 
 import json
+from collections import OrderedDict
 from pathlib import Path
 
 import pytest
 import torch
-from on_ranks import FSDP_TP, calls, insert, small
+from blocks import Summed
+from on_ranks import calls, insert
+from torch import nn
 
-from workbench import author, capture, fake_world
+from workbench import author_module, capture, fake_world
 from workbench.graph.read.nodes import is_backward, module_path, output_values
 from workbench.recipe.recipe import recipe_names
 from workbench.torch_api import aot
@@ -19,8 +22,10 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture(scope="module")
 def both():
-    with fake_world(4) as world:
-        authored = author(small(FSDP_TP), world)
+    layers = OrderedDict(up=nn.Linear(8, 16, bias=False), norm=nn.RMSNorm(16), down=nn.Linear(16, 8, bias=False))
+    with fake_world(2) as world:
+        mesh = world.mesh_of({"dp_shard": 2})
+        authored = author_module(Summed(layers), world, mesh, batch=lambda: (torch.empty(4, 8),))
         yield tuple(capture(authored, by=by).graph for by in ("joint", "traced"))
 
 

@@ -37,9 +37,15 @@ def joint(captured):
     return captured(GatedMLP())
 
 
-@pytest.fixture
-def view(joint):
+@pytest.fixture(scope="module")
+def board(joint):
     return Partitioner(joint, NAMES)
+
+
+@pytest.fixture
+def view(board):
+    board.saved = list(NAMES)
+    return board
 
 
 def test_all_cuts_are_what_torch_makes_of_the_tags(joint, view):

@@ -1,10 +1,13 @@
 """The traces of "Read your own trace", and its graders with answers that are wrong in one way."""
 
+from functools import cache
+
 import pytest
 
 from workbench.lab.traces import read_order
 from workbench_lessons.course.lesson import load_lesson
 from workbench_lessons.l14_read_your_own_trace import solution as solved
+from workbench_lessons.l14_read_your_own_trace import traces_graded
 from workbench_lessons.l14_read_your_own_trace.traces import (
     files_of,
     gaps_of,
@@ -45,7 +48,8 @@ def test_a_wrong_exposed_time_is_told_by_its_case_and_meets_its_hint():
 
 
 @pytest.mark.integration
-def test_the_solutions_are_right_and_a_wrong_answer_is_told_how():
+def test_the_solutions_are_right_and_a_wrong_answer_is_told_how(monkeypatch):
+    monkeypatch.setattr(traces_graded, "third_job", cache(third_job))  # which reads two long files
     eager = read_order([recorded("eager")]).traced[-1]
     assert exposes(solved.exposed_time()) == (1.0, "right")
     assert exposes(lambda spans: spans[99]) == (0.0, "wrong with one matmul: IndexError: list index out of range")

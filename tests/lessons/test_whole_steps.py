@@ -46,12 +46,7 @@ def test_traffic_of_one_weight(passes, clip, wanted):
 
 def test_two_passes_that_are_right_alone_are_wrong_together_until_one_is_repaired():
     # here, since importing it registers both passes
-    from workbench_lessons.l15_one_graph_for_the_whole_step.two_passes import repairs, sink, three_layers
-
-    for passes, lint in ((("early_updates",), ["PASS"]), (("sink",), ["PASS"]),
-                         (("early_updates", "sink"), ["PASS", "FAIL"])):
-        _, records = three_layers(*passes)
-        assert [record.verdict("lint").outcome.name for record in records] == lint, passes
+    from workbench_lessons.l15_one_graph_for_the_whole_step.two_passes import repairs, sink
 
     def still(gm, example_inputs, *, options):
         return gm

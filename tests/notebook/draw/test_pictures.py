@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 from unpacked import unpacked
 
-from workbench import WorkbenchError, draw, load_recipe, what_if
+from workbench import WorkbenchError, draw
 from workbench.checks.record import PassRecord
-from workbench.checks.verdicts import Outcome, Verdict
 from workbench.graph.facts import Known
 from workbench.graph.read.cost import device_spec
 from workbench.graph.read.nodes import kind_of
@@ -17,7 +16,6 @@ from workbench.graph.read.simulated_run import StepTimeline, simulated
 from workbench.notebook.graph_diff import tagged as tagged_nodes
 from workbench.notebook.show import outputs
 from workbench.passes.registry import find_pass
-from workbench.world.fake import fake_world
 
 pytestmark = pytest.mark.integration
 LOWERED, REPLAYED = (PassRecord(find_pass(name), None, (), (), 0.0, 0.0)
@@ -34,26 +32,6 @@ def test_a_graph_counts_its_operators_in_both_directions_and_a_large_one_has_no_
     text = draw.graph(tour.captured, "captured").text
     assert text.startswith(f"captured: {len(calls)} operators, {len(calls) - len(backward)} forward and ")
     assert f"matmul: 8 forward, {Counter(map(kind_of, backward))['matmul']} backward\n" in text
-
-
-@pytest.fixture(scope="module")
-def difference():
-    recipe = load_recipe("tour").override({"model.n_layers": 1, "mesh.tp": 1})
-    with fake_world(2) as world:
-        return what_if(recipe, world).change({"joint_passes.reshard_after_forward.policy": "never"})
-
-
-def test_a_difference_has_every_row_and_what_failed_and_no_second(difference):
-    table = draw.difference(difference)
-    assert list(table.rows) == difference.rows() and len(table.fills) == sum(bool(row[3]) for row in table.rows) > 2
-    assert table.notes[0] == "ran again: reshard_after_forward, partition, transformer_block_bucketing"
-    slow = replace(difference, seconds=99.0, ran=dict.fromkeys(difference.ran, 99.0))
-    assert [repr(each) for each in outputs(slow)] == [repr(table)]
-    name = "reshard_after_forward"
-    failed = {**difference.after.verdicts, name: (Verdict("effect", Outcome.FAIL, "a gathered weight is saved"),)}
-    table = draw.difference(replace(difference, after=replace(difference.after, verdicts=failed)))
-    assert (f"{name}: effect", "PASS", "FAIL", "differs") in table.rows
-    assert table.notes[-1] == f"after, {name}: effect: FAIL, a gathered weight is saved"
 
 
 def test_a_build_shows_what_its_passes_proved(tour):
