@@ -62,7 +62,8 @@ def test_what_cannot_be_drawn_is_refused():
 
 @pytest.mark.integration
 def test_slices_are_the_shards():
-    recipe = load_recipe("llama3").override({"model.n_layers": 1, "model.ffn_dim": 386, "mesh.dp_shard": 4, "mesh.tp": 1})
+    uneven = {"model.n_layers": 1, "model.ffn_dim": 386, "mesh.dp_shard": 4, "mesh.tp": 1}
+    recipe = load_recipe("llama3").override(uneven)
     with simulated_world(1) as alone:
         one_rank = recipe.override({"mesh.dp_shard": 1})
         whole = {name: shards(p)[0] for name, p in author(one_rank, alone).module.named_parameters()}
