@@ -51,8 +51,6 @@ def test_one_namespace_from_cell_to_cell_and_the_last_expression(cell):
     assert cell("%%ranks\nrank;")[0] is None
     shown = repr(cell("%%ranks\nimport threading\nthreading.Lock()")[0])  # which cannot be sent
     assert shown == "ranks 0, 1: <unlocked _thread.lock object>"
-    assert cell("%%ranks --echo grouped\nprint('hello')\nprint(rank)")[1] == (
-        "[rank 0] hello\n[rank 0] 0\n[rank 1] hello\n[rank 1] 1\n")
 
 
 def test_a_dtensor_comes_as_the_shards_that_it_is(cell):
@@ -83,7 +81,6 @@ def test_names_are_sent_and_brought_back_and_the_backend_named_again(cell, shell
 def test_a_cell_that_is_meant_to_fail(cell):
     _, printed, error = cell("%%ranks --fails\nnothing")
     assert error is None and printed.startswith("RankError: rank 0 failed: NameError")
-    assert "The ranks live on" in printed
     assert "the cell was meant to fail, and every rank came to its end" in cell("%%ranks --fails\n1")[1]
 
 
