@@ -28,24 +28,16 @@ def test_a_graph_is_read_once_and_can_be_freed(fake4):
     assert gone() is None
 
 
-def tagging(known, graph):
-    """The record of a pass that only tags, whose effect counts the partitioned graphs."""
+def test_a_pass_that_only_tags_is_judged_by_the_partition_of_its_own_run(fake4):
+    graph, known = two_layer_graph(), Known()
     contract = PassContract("tags", Stage.JOINT, Numerics.EXACT, "")
     item = RegisteredPass(contract, print, lambda *_: Effect(True, "", {"tagged": 1}),
                           lambda graphs, options: Effect(len(graphs) == 2, f"{len(graphs)} graphs"))
     record = PassRecord(item, None, (graph,), (graph,), 0.0, 0.0, known)
     known.records.append(record)
-    return record
-
-
-def test_a_pass_that_only_tags_is_judged_by_the_partition_of_its_own_run(fake4):
-    graph = two_layer_graph()
-    record = tagging(Known(), graph)
-    assert record.verdict("effect").outcome is Outcome.UNKNOWN
-    forks = record.known.fork(), record.known.fork()
-    for fork, partitioned in zip(forks, ((graph, graph), (graph,)), strict=True):
-        fork.partitioned = partitioned
-    found = [fork.records[0].verdict("effect") for fork in (*forks, forks[0].fork())]
-    assert [v.outcome for v in found] == [Outcome.PASS, Outcome.NO_EFFECT, Outcome.PASS]
-    assert found[0].evidence == {"tagged": 1} and found[1].message == "1 graphs"
+    forks = known.fork(), known.fork()
+    forks[0].partitioned, forks[1].partitioned = (graph, graph), (graph,)
+    both, one, again = (fork.records[0].verdict("effect") for fork in (*forks, forks[0].fork()))
+    assert both.outcome is again.outcome is Outcome.PASS and both.evidence == {"tagged": 1}
+    assert one.outcome is Outcome.NO_EFFECT and one.message == "1 graphs"
     assert record.verdict("effect").outcome is Outcome.UNKNOWN

@@ -8,10 +8,9 @@ from workbench.graph.gather_chains import gather_chains
 from workbench.graph.read.memory import parameter_gathers
 
 
-def both(gm, parameters):
-    """The all-gathers of the chains, and those that memory counts; the first inputs are `parameters` parameters."""
-    for i, node in enumerate(gm.graph.find_nodes(op="placeholder")[:parameters]):
-        node.meta["desc"] = ParamAOTInput(f"weight{i}")
+def both(gm):
+    """The all-gathers of the chains, and those that memory counts; the first input is a parameter."""
+    gm.graph.find_nodes(op="placeholder")[0].meta["desc"] = ParamAOTInput("weight")
     chained = [n for _, chain in gather_chains(gm) for n in chain if "all_gather" in str(n.target)]
     return chained, parameter_gathers(gm)
 
@@ -34,7 +33,7 @@ def test_chains_and_memory_see_the_same_gathers(fake4):
         return trace(lambda shard, x: [weight(shard).sum() + x.sum()], *shards(4)[1:])
 
     for weight in (gather, uneven, over_two_axes, cut_along_columns):
-        chained, counted = both(graph_of(weight), 1)
+        chained, counted = both(graph_of(weight))
         assert chained == counted != [], weight
 
 
@@ -43,13 +42,5 @@ def test_a_saved_activation_that_the_backward_gathers_is_no_parameter(fake4):
     def backward(shard, saved, tangent):
         return [tangent @ gather(shard).t(), torch.relu(gather(saved))]
 
-    chained, counted = both(trace(backward, *shards(4), graph="backward"), 1)
+    chained, counted = both(trace(backward, *shards(4), graph="backward"))
     assert chained == counted and len(counted) == 1
-
-
-def test_a_bucket_of_two_parameters_is_counted_and_is_no_chain_of_one(fake4):
-    def forward(shard_a, shard_b, x):
-        return [x @ gather(torch.cat([shard_a, shard_b]))[:DIM]]
-
-    chained, counted = both(trace(forward, *shards(4)), 2)
-    assert chained == [] and len(counted) == 1

@@ -17,6 +17,10 @@ pytestmark = pytest.mark.integration
 SHAPE = (2, 16)
 
 
+def vectors() -> tuple[torch.Tensor]:
+    return (torch.empty(4, 8),)
+
+
 class Net(nn.Module):
     """An embedding and a layer; what it returns is the test's."""
 
@@ -125,18 +129,6 @@ def test_a_model_of_half_precision_does_not_become_another_in_silence(fake4: Any
     assert author(of_recipe(lambda: Net(mean).bfloat16(), **{"precision.param": "bfloat16"}), fake4)
 
 
-class Squared(nn.Linear):
-    """Dynamo makes the object that `super()` gives; it has no place in the user's program."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return super().forward(x).square().mean()
-
-
-def test_a_forward_that_calls_super_is_captured(fake4: Any) -> None:
-    authored = author_module(Squared(16, 32, bias=False), fake4, None, batch=lambda: (torch.empty(8, 16),))
-    assert [n.name for n in capture(authored).graph.graph.nodes if "mm" in n.name] == ["mm", "mm_1"]
-
-
 class OwnWords(nn.Module):
     """Writes its own parameter, under another word for self."""
 
@@ -201,6 +193,19 @@ class Asserts(nn.Linear):
         return super().forward(x).mean()
 
 
+@pytest.mark.parametrize(("kind", "by", "says", "offset"), [
+    (Raises, "joint", "ValueError at {}: my own words: give a width of three", 2),
+    (Raises, "traced", "ValueError at {}: my own words: give a width of three", 2),
+    (Asserts, "joint", "AssertionError at {}: need nine", 1),
+])
+def test_what_the_forward_itself_raises_is_shown_as_its_own(
+        fake4: Any, kind: Any, by: str, says: str, offset: int) -> None:
+    line = kind.forward.__code__.co_firstlineno + offset
+    authored = author_module(kind(8, 8), fake4, fake4.mesh_of({"dp_shard": 4}), batch=vectors)
+    assert refused(lambda: capture(authored, by=by)) == (
+        f"model {kind.__name__}: its forward raised {says.format(f'test_model_contract.py:{line}')}")
+
+
 class Maps(nn.Linear):
     """Its weight is gathered inside the transform, which no capture can do."""
 
@@ -208,40 +213,17 @@ class Maps(nn.Linear):
         return torch.vmap(lambda row: row @ self.weight)(x).mean()
 
 
-@pytest.mark.parametrize("by", ["joint", "traced"])
-def test_what_the_forward_itself_raises_is_shown_as_its_own(fake4: Any, by: str) -> None:
-    for kind, error, text, offset in ((Raises, "ValueError", "my own words: give a width of three", 2),
-                                      (Asserts, "AssertionError", "need nine", 1)):
-        line = kind.forward.__code__.co_firstlineno + offset
-        authored = author_module(kind(8, 8), fake4, fake4.mesh_of({"dp_shard": 4}), batch=vectors)
-        assert refused(lambda authored=authored: capture(authored, by=by)) == (
-            f"model {kind.__name__}: its forward raised {error} at test_model_contract.py:{line}: {text}")
-
-
-class Differentiates(nn.Linear):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.func.grad(lambda rows: (rows @ self.weight).square().sum())(x).mean()
-
-
 class Chooses(nn.Linear):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.cond(x.sum() > 0, lambda rows: rows @ self.weight, lambda rows: 2 * rows, (x,)).mean()
 
 
-@pytest.mark.parametrize("by", ["joint", "traced"])
 @pytest.mark.parametrize(("kind", "reason"), [
-    (Maps, "it must override the setup_context staticmethod"),
-    (Differentiates, "it must override the setup_context staticmethod"),
-    (Chooses, "torch's cond takes no sharded tensor"),
-])
-def test_a_capture_does_not_name_another_that_refuses_too(fake4: Any, kind: Any, reason: str, by: str) -> None:
+    (Maps, "it must override the setup_context staticmethod"), (Chooses, "torch's cond takes no sharded tensor")])
+def test_a_capture_does_not_name_another_that_refuses_too(fake4: Any, kind: Any, reason: str) -> None:
     code = kind.forward.__code__
     line = max(number for *_, number in code.co_lines() if number)
     authored = author_module(kind(8, 8), fake4, fake4.mesh_of({"dp_shard": 4}), batch=vectors)
-    said = refused(lambda: capture(authored, by=by))
+    said = refused(lambda: capture(authored))
     assert f"cannot be captured at test_model_contract.py:{line}: " in said
     assert said.endswith(f"{reason}: change that line, or do it outside of the captured module")
-
-
-def vectors() -> tuple[torch.Tensor]:
-    return (torch.empty(4, 8),)

@@ -65,14 +65,6 @@ def test_a_second_group_over_the_same_ranks_is_the_same_axis_and_an_unknown_one_
     assert [(c.group, c.axis) for c in list_collectives(gm)] == [(twin, None)]
 
 
-def test_a_dropped_wait_shows_as_no_wait(fake4):
-    gm = two_layer_graph()
-    wait = next(n for n in gm.graph.nodes if "wait" in n.name)
-    wait.replace_all_uses_with(wait.args[0])
-    gm.graph.erase_node(wait)
-    assert [not c.waits for c in list_collectives(gm)] == [True, False]
-
-
 def test_symbolic_sizes_are_read_as_hints_and_add_no_guards(fake4):
     def gathered(shard):
         return gather(shard) * 2
