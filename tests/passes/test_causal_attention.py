@@ -133,22 +133,20 @@ def on_a_gpu(query, key, value, *, attn_mask, **options):
     return torch.ops.aten._scaled_dot_product_efficient_attention(query, key, value, bias, True, **options)[0]
 
 
-@pytest.mark.parametrize("kernel", ["flash", "cudnn"])
-def test_a_gpu_takes_another_kernel_forward_and_backward(kernel, monkeypatch):
+def test_a_gpu_takes_another_kernel_forward_and_backward(monkeypatch):
     gm = joint_of(lambda _: causal(), attend=on_a_gpu, scale=0.5)
     strides = [node.meta["val"].stride() for node in gm.graph.output_node().all_input_nodes]
 
     def chosen(query, key, value, *, is_causal, scale, enable_gqa):
-        aten = torch.ops.aten
-        if kernel == "flash":
-            return aten._scaled_dot_product_flash_attention(query, key, value, 0.0, is_causal, scale=scale)[0]
-        return aten._scaled_dot_product_cudnn_attention(query, key, value, None, True, 0.0, is_causal, scale=scale)[0]
+        flash = torch.ops.aten._scaled_dot_product_flash_attention
+        return flash(query, key, value, 0.0, is_causal, scale=scale)[0]
 
     monkeypatch.setattr(causal_attention, "scaled_dot_product_attention", chosen)
     causal_attention.causal_attention(gm, [], options=None)
     gm.graph.lint()
     attention = [short_name(node) for node in gm.graph.nodes if "scaled_dot" in str(node.target)]
-    assert attention == [f"_scaled_dot_product_{kernel}_attention{suffix}" for suffix in ("", "_backward")]
+    name = "_scaled_dot_product_flash_attention"
+    assert attention == [name, f"{name}_backward"]
     assert [node.meta["val"].stride() for node in gm.graph.output_node().all_input_nodes] == strides
 
 
