@@ -5,7 +5,7 @@ import torch
 from graphs_by_hand import C10D, group_name, named, shards, trace, two_layer_graph
 from mutants.operators import OPERATORS
 
-from workbench import Outcome
+from workbench import Outcome, facts_of
 from workbench.checks.lint import lint, unwaited
 from workbench.torch_api.aot import clone
 
@@ -92,6 +92,15 @@ def test_a_joint_pass_that_loses_tags_or_stack_traces_is_caught(fake4, key, mess
     del nodes[2].meta[key]
     found = lint((before,), (gm,))
     assert found.outcome is Outcome.FAIL and message in found.message
+
+
+def test_two_graphs_are_checked_and_the_wrong_one_is_named(fake4):
+    good, bad = two_layer_graph(), two_layer_graph()
+    facts_of(bad).part = "backward"
+    before = clone(good), clone(bad)
+    planted("lose_wait")(bad)
+    found = lint(before, (good, bad))
+    assert found.outcome is Outcome.FAIL and found.message.startswith("backward: ")
 
 
 def two_buckets(shard):

@@ -208,6 +208,11 @@ def test_a_fake_world_shows_the_passes_before_it(fake4):
     assert buckets.outcome is Outcome.PASS and recorded.verdict("effect").outcome is Outcome.UNKNOWN
 
 
+def test_it_needs_cuda():
+    with pytest.raises(WorkbenchError, match=r"^pass 'cudagraph' needs CUDA \(it runs on a GPU only\), and world gloo"):
+        pipeline.check_buildable(small(FSDP4, (), ("cudagraph",)), "gloo")
+
+
 @pytest.mark.gpu
 def test_one_gpu_replays_bitwise():
     """The same MLP on a GPU, with the real recorder."""
