@@ -3,9 +3,8 @@
 import pytest
 import torch
 import torch.distributed as dist
-from on_ranks import build_with, calls, scale
+from on_ranks import build_with, calls
 from torch.fx import Graph, GraphModule
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointPolicy
 
@@ -14,14 +13,6 @@ from workbench.torch_api.ops import collective_kind
 
 GATHER = "_c10d_functional.all_gather_into_tensor"
 SCATTER = "_c10d_functional.reduce_scatter_tensor"
-WAIT = "_c10d_functional.wait_tensor"
-
-
-def dropped_wait(gm):
-    wait = calls(gm, WAIT)[0]
-    wait.replace_all_uses_with(wait.all_input_nodes[0])
-    gm.graph.erase_node(wait)
-    return gm
 
 
 def lost_output(gm):
@@ -63,26 +54,6 @@ def without_metadata(gm):
     for node in gm.graph.nodes:
         node.meta = {}
     return gm
-
-
-def out_of_order(gm):
-    mm = calls(gm, "aten.mm")[0]
-    next(iter(mm.users)).append(mm)
-    return gm
-
-
-def naive_retrace(gm):
-    """What the reference does before full Inductor: the graph is traced again, and its metadata is not copied."""
-    values = [n.meta["val"] for n in gm.graph.find_nodes(op="placeholder")]
-    code = gm.graph.find_nodes(op="placeholder")
-    primals = sum(not n.name.startswith("tangents") for n in code)
-    traced = make_fx(lambda p, t: gm(p, t))(values[:primals], values[primals:])
-    for node, old in zip(traced.graph.find_nodes(op="placeholder"), code, strict=True):
-        node.name, node.target, node.meta = old.name, old.target, dict(old.meta)
-    traced.graph.output_node().meta = dict(gm.graph.output_node().meta)
-    traced.graph.set_codegen(gm.graph._codegen)
-    traced.recompile()
-    return traced
 
 
 def edited_then_raises(gm):
@@ -134,9 +105,3 @@ def started_collectives(recipe):
         before = list(ran)
         build(recipe, current_world(), level="full")  # and one that is let through runs them, so they would be seen
     return str(refused.value), before, len(ran)
-
-
-def round_a_constant(gm):
-    """A product is scaled as if a factor of 0.1 in it had been rounded to bfloat16."""
-    node = next(n for n in calls(gm, "aten.mul") if n.meta["val"].is_floating_point() and n.meta["val"].dim() > 1)
-    return scale(gm, node, 10 * float(torch.tensor(0.1).bfloat16()))
