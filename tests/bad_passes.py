@@ -134,10 +134,11 @@ PARTING = (drops_on_rank_1, loses_an_output_on_rank_1)
 
 
 def find_all() -> dict[str, Found | None]:
-    """Each fault on a fork of one capture, between sound passes: what is found of it, by the fault's name."""
+    """What is found of each fault, on a fork of one capture, between sound passes."""
     joint = capture(author(RECIPE, current_world()))
     inputs = inputs_of(joint)
-    found = {fault.__name__: found_of(joint.fork(), fault, inputs) for fault in (*JOINT, *PARTITIONED)}
+    faults = [*JOINT, *PARTITIONED]
+    found = {fault.__name__: found_of(joint.fork(), fault, inputs) for fault in faults}
     with user_pass("may_be_idle", does_nothing):
         found["may be idle"] = first_wrong(run_joint(joint, ["may_be_idle"]), expected=["may_be_idle"])[0]
     found["joint"] = first_wrong(run_joint(joint, ["inductor_decomposition"]), inputs)[0]
@@ -149,14 +150,17 @@ def find_all() -> dict[str, Found | None]:
 def found_of(joint: JointGraph, fault: Callable[..., Any], inputs: Inputs) -> Found | None:
     name, stage = fault.__name__, "partitioned" if fault in PARTITIONED else "joint"
     contract = {"numerics": "lossy", "tolerance": 5e-6} if fault is decomposes_and_errs else {}
-    with user_pass("sound", does_nothing, stage=stage), user_pass(name, fault, stage=stage, **contract):
-        names = ["sound", name, "sound"]
-        records = run_joint(joint, names) if stage == "joint" else run_partitioned(partition(joint), names)[0]
+    names = ["sound", name, "sound"]
+    with (user_pass("sound", does_nothing, stage=stage),
+          user_pass(name, fault, stage=stage, **contract)):
+        if stage == "joint":
+            return first_wrong(run_joint(joint, names), inputs, expected=["sound"])[0]
+        records, _ = run_partitioned(partition(joint), names)
         return first_wrong(records, inputs, expected=["sound"])[0]
 
 
 def find_where_ranks_part() -> dict[str, Found | None]:
-    """The same of passes after which the ranks have other collectives, or one of them no usable graph."""
+    """The same of passes that leave the ranks other collectives, or one rank no usable graph."""
     found = {}
     for fault in PARTING:
         with user_pass("sound", does_nothing), user_pass("bad", fault):

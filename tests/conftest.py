@@ -117,7 +117,8 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     if report.when == "call" or report.outcome != "passed":
         head, _, group = report.nodeid.rpartition("@")  # xdist's group
         name = report.nodeid if "]" in group or not head else head
-        _ROWS[name] = {"what": name, "outcome": report.outcome, "seconds": round(report.duration, 1)}
+        seconds = round(report.duration, 1)
+        _ROWS[name] = {"what": name, "outcome": report.outcome, "seconds": seconds}
     if report.when == "call":
         _FAULTS.extend(value for name, value in report.user_properties if name == "fault_row")
 

@@ -108,7 +108,7 @@ class Case:
             for layer in model.layers:
                 parallelize_module(layer, mesh["model"], TP)
         data = mesh[tuple(axis for axis in self.mesh if axis != "model")]
-        ignored = {p for name, p in model.named_parameters() if self.ignored and name.endswith(self.ignored)}
+        ignored = {p for name, p in model.named_parameters() if name.endswith(self.ignored)}
         options = {"mesh": data, "ignored_params": ignored, **self.options}
         if self.columns:
             options["shard_placement_fn"] = lambda p: Shard(1) if p.shape == (2 * DIM, DIM) else None

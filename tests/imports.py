@@ -66,7 +66,9 @@ def private_torch(source: str, module: str) -> list[str]:
 
 @cache
 def graph_of_imports() -> nx.DiGraph:
-    """From each module of the package to those that it imports, also those that a function imports."""
-    graph = nx.DiGraph((name, target) for name in FILES for _, target in imported_modules(FILES[name], FILES))
-    graph.add_nodes_from(FILES)
+    """From each module of the package to those that it imports, also inside of functions."""
+    graph = nx.DiGraph()
+    for name, source in FILES.items():
+        graph.add_node(name)
+        graph.add_edges_from((name, target) for _, target in imported_modules(source, FILES))
     return graph

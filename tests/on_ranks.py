@@ -32,7 +32,9 @@ def gradients(authored: Authored) -> dict[str, torch.Tensor]:
     return {n: g.to_local() if isinstance(g, DTensor) else g for n, g in found.items()}
 
 
-def distances(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> dict[str, float]:
+def distances(
+    found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]
+) -> dict[str, float]:
     """How far each tensor is from the expected one, relative to its norm."""
     assert found.keys() == expected.keys()
     return {name: float((found[name] - value).norm() / value.norm().clamp_min(1e-12))
@@ -67,8 +69,9 @@ def key_biased() -> Authored:
 
 
 def calls(gm: GraphModule, *names: str) -> list[Node]:
-    """The operator nodes in node order; with `names`, those of these operators, such as `aten.mm`."""
-    return [n for n in gm.graph.nodes if n.op == "call_function" and (not names or op_name(n.target) in names)]
+    """The operator nodes in node order; with `names`, those of operators such as `aten.mm`."""
+    nodes = [node for node in gm.graph.nodes if node.op == "call_function"]
+    return [node for node in nodes if not names or op_name(node.target) in names]
 
 
 def insert(gm: GraphModule, after: Node, target: Any, *args: Any, **kwargs: Any) -> Node:
@@ -90,7 +93,7 @@ def computed(node: Node) -> Any:
 
 
 def reread(old: Node, new: Node, *but: Node) -> list[str]:
-    """What read `old` reads `new`, but for `new` itself and the nodes in `but`. The readers' names."""
+    """What read `old` reads `new`, but for `new` itself and `but`. The readers' names."""
     names = [user.name for user in old.users]
     old.replace_all_uses_with(new, delete_user_cb=lambda user: user is not new and user not in but)
     return names

@@ -19,9 +19,9 @@ def registrations_restored() -> Iterator[None]:
         yield
     finally:
         for place, table in tables.items():
-            loaded = {name: item for name, item in table.items() if name not in before[place] and is_packaged(item)}
+            packaged = {name: item for name, item in table.items() if is_packaged(item)}
             table.clear()
-            table |= before[place] | loaded
+            table |= packaged | before[place]
 
 
 def is_packaged(item: Any) -> bool:

@@ -40,8 +40,8 @@ def test_a_run_whose_loss_is_no_number_measures_nothing():
         finite([1.5, math.nan, math.inf])
 
 
-EXPERTS = {"family": "deepseek_v3", "dispatch": "capacity", "n_experts": 4, "n_groups": 1, "top_groups": 1, "dim": 32,
-           "ffn_dim": 48, "expert_dim": 16, "n_layers": 2}
+EXPERTS = {"family": "deepseek_v3", "dispatch": "capacity", "n_layers": 2, "n_experts": 4,
+           "n_groups": 1, "top_groups": 1, "dim": 32, "ffn_dim": 48, "expert_dim": 16}
 
 
 def eager_distances(described: Recipe) -> dict[str, float]:
@@ -53,8 +53,9 @@ def eager_distances(described: Recipe) -> dict[str, float]:
     for module in (ours.module, fsdp2(described, world)):
         loss = module(*batch)
         loss.backward()
-        gradients = {name: parameter.grad.full_tensor() for name, parameter in module.named_parameters()}
-        norm = total_norm([parameter.grad for parameter in module.parameters()])
+        grads = {name: parameter.grad for name, parameter in module.named_parameters()}
+        gradients = {name: gradient.full_tensor() for name, gradient in grads.items()}
+        norm = total_norm(list(grads.values()))
         results.append({"loss": loss.detach(), "norm": norm, **gradients})
     return distances(results[1], results[0])
 
@@ -100,7 +101,7 @@ def test_each_leak_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     kept: list[Any] = []
     started: list[subprocess.Popen[bytes]] = []
     stop = threading.Event()
-    orphans = ["sh", "-c", "sleep 60 & exec sleep 0"]  # the one that ends leaves the other without a parent
+    orphans = ["sh", "-c", "sleep 60 & exec sleep 0"]  # what ends leaves another behind
 
     def leaks(count: int) -> Iterator[None]:
         for number in range(count):

@@ -176,10 +176,11 @@ def test_an_unsupported_torch_and_a_command_that_is_gone(
 ) -> None:
     assert refused(capsys, "worker", "--connect", "10.0.0.1:29600") == (
         "worker: this command is gone: use torchrun ... -m workbench run RECIPE")
-    for version, text in ("2.10.1", "torch 2.10.1 is not supported, this"), (None, "torch is not installed, and this"):
-        monkeypatch.setattr("workbench.torch_api.supported.installed_torch", Mock(return_value=version))
-        told = f"{text} package needs torch>=2.11,<2.16: pip install 'torch>=2.11,<2.16'"
-        assert refused(capsys, "run", "tour") == told
+    needs = "this package needs torch>=2.11,<2.16: pip install 'torch>=2.11,<2.16'"
+    installed = "workbench.torch_api.supported.installed_torch"
+    for version, why in ("2.10.1", "2.10.1 is not supported,"), (None, "is not installed, and"):
+        monkeypatch.setattr(installed, Mock(return_value=version))
+        assert refused(capsys, "run", "tour") == f"torch {why} {needs}"
 
 
 @pytest.mark.ranks
@@ -204,7 +205,8 @@ def test_a_run_under_two_agents_of_torchrun_as_on_two_machines(tmp_path: Path) -
     assert "llama3_fsdp on 2 gloo ranks (dp_shard 2)" in report
     data = json.loads((tmp_path / "r.json").read_text())
     assert data["command"] == shlex.join(["workbench", *line])
-    assert data["ok"] and data["schedule"]["outcome"] == "PASS" and len(data["training"]["losses"]) == 2
+    assert data["ok"] and data["schedule"]["outcome"] == "PASS"
+    assert len(data["training"]["losses"]) == 2
 
 
 def test_what_a_rank_refuses_is_told_as_it_said_it(

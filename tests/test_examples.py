@@ -16,9 +16,10 @@ FSDP2 = (EXAMPLES / "fsdp2.py").read_text()
 
 
 def status_of(source: str) -> int:
-    """The exit status of a program, run here as the main module; ranks keep the group that they have."""
-    with (mock.patch.object(dist, "init_process_group"), deterministic(False), pytest.raises(SystemExit) as end,
-          mock.patch.object(dist, "destroy_process_group", return_value=0)):
+    """The exit status of a program, run here as the main module; ranks keep their group."""
+    with (deterministic(False), mock.patch.object(dist, "init_process_group"),
+          mock.patch.object(dist, "destroy_process_group", return_value=0),
+          pytest.raises(SystemExit) as end):
         exec(compile(source, "example.py", "exec"), {"__name__": "__main__"})
     return int(end.value.code or 0)
 
@@ -42,9 +43,9 @@ def test_hugging_face():
     pytest.importorskip("transformers")
     source = (EXAMPLES / "hugging_face.py").read_text()
     assert status_of(source) == 0
-    small = source.replace('level="full"', 'level="light"').replace("num_hidden_layers=2", "num_hidden_layers=1")
-    wrong = small.replace("theirs(input_ids=tokens, labels=tokens).loss", "1.01 * theirs(tokens, labels=tokens).loss")
-    assert small not in (source, wrong) and status_of(wrong) == 1
+    light = source.replace('level="full"', 'level="light"').replace("_layers=2", "_layers=1")
+    wrong = light.replace("expected = theirs", "expected = 1.01 * theirs")
+    assert light not in (source, wrong) and status_of(wrong) == 1
 
 
 @pytest.mark.integration

@@ -29,7 +29,7 @@ def gradients_of(step, authored, batch):
 
 
 def difference(mask, passes):
-    """The largest of a gradient: FlexAttention through `passes`, against SDPA or eager under the mask."""
+    """The largest of a gradient: FlexAttention through `passes`, against SDPA or eager."""
     sizes = {"data.seq_len": 1024, "model.max_seq_len": 1024}
     flex = {"model.attention": "flex", "model.mask": mask, "model.document_token": 10}
     results = []
@@ -50,7 +50,7 @@ def test_attention_compiled_as_a_region_reads_the_right_blocks(mask, passes):
 
 
 def offloaded(repeats=5):
-    """The largest difference of a gradient from eager's, in steps whose saved tensors go to the host."""
+    """The largest of a gradient, in steps whose saved tensors go to the host, from eager's."""
     offload = {"name": "offload_activations", "choose": "all", "min_bytes": 0}
     built = build(small({}, ("inductor_decomposition",), (offload, "full_inductor_compilation")), current_world())
     authored, batch = built.authored, built.authored.example_batch()
@@ -108,14 +108,15 @@ class Resharded(torch.nn.Module):
 
 
 def from_rows_to_columns():
-    """By graph the kinds of its collectives, what a pass proved, and the losses of eager and compiled."""
+    """The kinds of each graph's collectives, what a pass proved, eager's and compiled loss."""
     device = current_world().device
     module = Resharded(init_device_mesh(device.type, (2,), mesh_dim_names=("tp",))).to(device)
     backend = as_backend(["graph_cleanup"])
     x = torch.randn(4, 8, device=device, requires_grad=True)
     losses = [step(x) for step in (module, torch.compile(module, backend=backend, fullgraph=True))]
     losses[1].backward()
-    kinds = [[collective.kind for collective in list_collectives(graph)] for graph in backend.graphs[0].pair.graphs]
+    collectives = map(list_collectives, backend.graphs[0].pair.graphs)
+    kinds = [[collective.kind for collective in listed] for listed in collectives]
     checks = {v.check: str(v.outcome) for v in backend.records[-1].verdicts if v.check in ("lint", "collectives")}
     return kinds, checks, [float(loss) for loss in losses]
 
