@@ -52,12 +52,12 @@ def calls(graph):
 def test_a_region_s_product_still_hides_the_collectives_around_it(fake4, uncompiled):
     """Attention's region has copies behind it that nobody needs soon: its call must not take their place."""
     recipe = load_recipe("llama3_flex_autobucketing_regional").override({
-        "mesh.dp_shard": 4, "mesh.tp": 1, "model.n_layers": 1})
+        "mesh.dp_shard": 4, "mesh.tp": 1, "model.n_layers": 2})
     pair = partition(capture(author(recipe, fake4)))
     records, _ = run_partitioned(pair, recipe.passes)
     chosen, kept = (record.verdict("order") for record in records)
     assert chosen.outcome is kept.outcome is Outcome.PASS and kept.evidence["lost"] == 0
-    assert kept.evidence["hidden"] > 10 and records[0].outcome is Outcome.PASS
+    assert kept.evidence["hidden"] > 20
     for graph in pair.graphs:  # and the graphs of its masks travel with it
         assert calls(graph) and not [n for n in graph.graph.nodes if "higher_order" in str(n.target)]
 
