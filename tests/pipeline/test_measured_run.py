@@ -23,8 +23,8 @@ def graphs(fake4):
 
 
 @pytest.fixture(scope="module")
-def plain(fake4):
-    return build(small({"dp_shard": 4}), fake4)
+def made(fake4):
+    return build(small({"dp_shard": 4}, passes=("overlap_collectives",)), fake4)
 
 
 def profile_like(graphs, scale=2.0):
@@ -66,8 +66,8 @@ def spread(kernels):
     return [k if k.stream == 7 else k._replace(stream=200 + i) for i, k in enumerate(kernels)]
 
 
-def test_a_replays_streams_are_told_apart_by_kind(graphs, plain):
-    alone = plain.step.split.by_part
+def test_a_replays_streams_are_told_apart_by_kind(graphs, made):
+    alone = made.step.split.by_part
     run = run_of_kernels(spread(profile_like(alone)), alone, "measured on paper")
     assert [s.name for s in run.collectives] == [s.name for s in simulated(alone).collectives]
     lost = spread(profile_like(alone))
@@ -93,14 +93,6 @@ def test_compute_that_could_not_begin_in_the_first_half_of_a_collective_was_laun
 
 # A run's GPU against the order that a pass chose: kernels are written by hand.
 
-PASSES = ("overlap_collectives",)
-
-
-@pytest.fixture(scope="module")
-def made(fake4):
-    return build(small({"dp_shard": 4}, passes=PASSES), fake4)
-
-
 def kernels_of(graphs, covered):
     """One collective after the other, 10 µs each; a product runs beside each of the first `covered`, or after it."""
     found = []
@@ -112,7 +104,7 @@ def kernels_of(graphs, covered):
 
 
 def note(built, monkeypatch, kernels):
-    """Note the kernels of a step, as on a GPU."""
+    """Note the kernels of a step, as on a GPU, until the test ends."""
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "paper")
     monkeypatch.setattr(built.known, "profile", None)
     monkeypatch.setattr(built.known, "ran", None)
@@ -136,6 +128,7 @@ def test_a_pass_whose_order_the_gpu_did_not_run_loses_its_pass(made, monkeypatch
         assert "first exposed one is forward" in found.message
 
 
-def test_without_a_chosen_order_nothing_is_compared_with_it(plain, monkeypatch):
+def test_without_a_chosen_order_nothing_is_compared_with_it(fake4, monkeypatch):
+    plain = build(small({"dp_shard": 4}), fake4)
     note(plain, monkeypatch, [Kernel("gemm", 7, 0.0, 10.0)])
     assert plain.known.profile is None and plain.pipeline == [] and plain.known.ran == {"gemm": 1}

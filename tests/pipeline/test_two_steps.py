@@ -27,11 +27,6 @@ def test_each_differentiable_output_counts_in_fixed_proportions():
     torch.testing.assert_close(module.weight.grad, 0.5 * x / 2 + torch.tensor([0.5, 1.5]) * x / 2)
 
 
-def test_a_lone_scalar_is_the_loss():
-    weight = nn.Parameter(torch.ones(2))
-    assert list(differentiate((weight.sum(),))) == ["loss"] and weight.grad.tolist() == [1.0, 1.0]
-
-
 def test_one_tensor_for_two_arguments_stays_one():
     module, x = Pair(), torch.ones(2)
     results = one_step(module, module, (x, x), 0, ())

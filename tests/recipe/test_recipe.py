@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from workbench.recipe.edits import parse_value
 from workbench.recipe.recipe import RecipeError, diff_recipes, load_recipe, parse_recipe, recipe_names
 
 ROOT = Path(__file__).parents[2]
@@ -105,9 +104,8 @@ def test_a_free_order_is_free_beside_another_mistake() -> None:
 
 EXPERTS = {"family": "deepseek_v3"}
 BAD: list[tuple[dict, list[str]]] = [
-    ({"model": EXPERTS, "mesh": {"dp_shard": 6, "ep": 3}}, [
-        "mesh.ep: model.n_experts 8 does not divide by mesh.ep 3: change one of them"]),
-    ({"model": EXPERTS | {"n_groups": 3}}, [
+    ({"model": EXPERTS | {"n_groups": 3}, "mesh": {"dp_shard": 6, "ep": 3}}, [
+        "mesh.ep: model.n_experts 8 does not divide by mesh.ep 3: change one of them",
         "model.n_groups: model.n_experts 8 does not divide by model.n_groups 3: change one of them"]),
     ({"model": EXPERTS, "mesh": {"dp_shard": 2, "tp": 2, "ep": 4}}, [
         "mesh.ep: dp_shard 2 does not divide by mesh.ep 4: change one of them"]),
@@ -117,12 +115,11 @@ BAD: list[tuple[dict, list[str]]] = [
         "mesh.ep: the model has no experts to place on 2 ranks: set it to 1"]),
     ({"model": EXPERTS | {"top_k": 5}}, [
         "model.top_k: 5 experts a token, and 2 of 4 groups hold 4: lower it, or raise model.top_groups"]),
-    ({"model": EXPERTS | {"top_groups": 5}}, ["model.top_groups: 5 of 4 groups cannot be chosen: at most 4"]),
-    ({"model": EXPERTS | {"capacity_factor": 0.5}}, [
-        "model.capacity_factor: 0.5 leaves too few rows even where the load is balanced: make it 1 or more"]),
-    ({"model": EXPERTS | {"qk_rope_dim": 15}}, [
-        "model.qk_rope_dim: 15 is odd, and rotary embeddings rotate pairs: make it even"]),
-    ({"model": EXPERTS | {"n_dense_layers": 4}}, ["model.n_dense_layers: 4 of 3 layers: lower it"]),
+    ({"model": EXPERTS | {"top_groups": 5, "qk_rope_dim": 15, "capacity_factor": 0.5, "n_dense_layers": 4}}, [
+        "model.top_groups: 5 of 4 groups cannot be chosen: at most 4",
+        "model.qk_rope_dim: 15 is odd, and rotary embeddings rotate pairs: make it even",
+        "model.capacity_factor: 0.5 leaves too few rows even where the load is balanced: make it 1 or more",
+        "model.n_dense_layers: 4 of 3 layers: lower it"]),
     ({"model": EXPERTS | {"n_kv_heads": 2}}, ["model: deepseek_v3 has no n_kv_heads: leave it out"]),
     ({"mesh": {}}, ["passes[0]: pass 'transformer_block_bucketing' needs FSDP, and the mesh has dp_shard 1 and "
                     "dp_replicate 1: set mesh.dp_shard to 2 or more, or drop the pass"]),
@@ -173,24 +170,21 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     assert error_of(load_recipe, str(tmp_path)) == f"{tmp_path}: cannot be read: Is a directory"
 
 
-def test_names_that_are_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_names_that_are_not_there() -> None:
     assert error_of(load_recipe, "lama3") == "recipe 'lama3': no recipe of this name; did you mean 'llama3'?"
-    assert error_of(load_recipe, "zzz") == ("recipe 'zzz': no recipe of this name; known: "
-                                            + ", ".join(recipe_names()))
-    monkeypatch.setenv("WORKBENCH_RECIPES", str(tmp_path / "none"))
-    assert error_of(load_recipe, "llama3") == (f"{tmp_path}/none: no such folder of recipes: set WORKBENCH_RECIPES "
-                                               "to one")
+    assert error_of(load_recipe, "zzz").endswith(f"; known: {', '.join(recipe_names())}")
 
 
 def test_override_reads_toml_values() -> None:
     recipe = parse_recipe(BLOCKS | {"mesh": {"dp_shard": 2, "tp": 4}}, "f")
     changed = recipe.override({
         "mesh.tp": "2", "training.lr": "1e-2", "training.deterministic": "false", "training.clip": None,
-        "model.flavor": "1b", "data.path": "123", "name": "007", "data.seq_len": 32,
+        "model.flavor": "1b", "data.path": "123", "name": "007", "about": "1\nx = 2", "data.seq_len": 32,
         "passes.transformer_block_bucketing.separate_gather_group": "false",
     })
     assert (changed.mesh.tp, changed.training.lr, changed.training.deterministic) == (2, 0.01, False)
     assert (changed.training.clip, changed.model.flavor, changed.data.path, changed.name) == (None, "1b", "123", "007")
+    assert changed.about == "1\nx = 2"
     assert changed.passes[0].options == {"separate_gather_group": False}
     assert recipe.mesh.tp == 4, "the first recipe must not change"
     assert changed.override({"training.clip": "0.5"}).training.clip == 0.5
@@ -210,9 +204,6 @@ REFUSED: list[tuple[dict, str]] = [
     ({"passes.transformer_block_bucketing": 1},
      "passes.transformer_block_bucketing=1: passes.transformer_block_bucketing: name one option of the "
      "pass: passes.transformer_block_bucketing.OPTION"),
-    ({"passes": '[{"name": "graph_cleanup"}]'},
-     "passes=[{\"name\": \"graph_cleanup\"}]: passes: this value is JSON, and values are TOML: write "
-     '[{name = "graph_cleanup"}]'),
     ({"passes.transformer_block_bucketing.buckets": '{"a b": [1.5, true, "x\\ty"], "c": null}'},
      "passes.transformer_block_bucketing.buckets={\"a b\": [1.5, true, \"x\\ty\"], \"c\": null}: "
      "passes.transformer_block_bucketing.buckets: this value is JSON, and values are TOML: write "
@@ -223,12 +214,6 @@ REFUSED: list[tuple[dict, str]] = [
 def test_override_refuses_word_for_word() -> None:
     for changes, message in REFUSED:
         assert error_of(parse_recipe(BLOCKS, "f").override, changes) == f"recipe 'r' with {message}", changes
-
-
-def test_parse_value() -> None:
-    values = {"1e-3": 1e-3, "2": 2, "true": True, '"a"': "a", "[1, 2]": [1, 2], "no": "no", "007": "007",
-              "1\nx = 2": "1\nx = 2", "": ""}
-    assert repr({text: parse_value(text) for text in values}) == repr(values)
 
 
 def test_diff() -> None:

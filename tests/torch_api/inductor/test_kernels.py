@@ -111,7 +111,8 @@ def test_an_error_while_watching_is_said_and_nothing_fails(monkeypatch):
         raise AttributeError("no origins")
 
     monkeypatch.setattr(_Watch, "tell", broken)
-    found = seen(compile_gated().after[0])
+    with fake_world(1) as world:
+        found = seen(compile_gated(world).after[0])
     assert found.calls == () and "AttributeError: no origins" in found.missing[0]
     assert re.search(r"the calls of 2 kernels that the code defines: cpp_fused_\w+, cpp_fused_\w+", found.missing[-1])
 
