@@ -1,4 +1,4 @@
-"""pyproject, constraints and environment.yml say the same, and every import is declared."""
+"""pyproject, constraints and environment.yml say the same, and dependencies are those that are imported."""
 
 import json
 import os
@@ -20,6 +20,12 @@ DEV = PROJECT["optional-dependencies"]["dev"]
 MAKE_VENV = runpy.run_path(str(ROOT / ".ci" / "make_venv"), run_name="make_venv")
 MODULES = {
     "ipython": "IPython", "jupyter-client": "jupyter_client", "pillow": "PIL", "pyyaml": "yaml", "tomli-w": "tomli_w",
+}
+# Run as commands or plugins, not imported: the file that runs each.
+RUN = {
+    "ipykernel": "notebooks/00_tour.ipynb", "jupyterlab": "Makefile", "mypy": "Makefile", "nbval": "Makefile",
+    "pre-commit": ".pre-commit-config.yaml", "pytest-timeout": "pyproject.toml", "pytest-xdist": "Makefile",
+    "ruff": "Makefile",
 }
 # Comes with torch where it can, used only if there.
 OPTIONAL = {"triton", "jsonschema"}
@@ -68,6 +74,15 @@ def test_every_import_is_declared() -> None:
     siblings |= {name for p in ours for found in made.findall(p.read_text()) for name in found}
     extras = {"torchtitan", "torchao"}
     assert imported("tests", "benchmarks") - everywhere - siblings - OPTIONAL - extras - {"benchmarks"} == set()
+
+
+def test_every_dependency_is_used() -> None:
+    runtime = imported("workbench", "lessons", "notebooks")
+    everywhere = runtime | imported("tests", "benchmarks")
+    run = {name for name, file in RUN.items() if (ROOT / file).is_file()}
+    for requirements, used in ((PROJECT["dependencies"], runtime), (DEV, everywhere)):
+        names = {name_of(requirement) for requirement in requirements} - run
+        assert {name for name in names if MODULES.get(name, name.replace("-", "_")) not in used} == set()
 
 
 COMMANDS = """
