@@ -139,6 +139,7 @@ def test_a_list_that_cannot_work_is_refused_at_once():
     for listed, message in [
         (["graph_cleanup", "activation_checkpointing"], "'activation_checkpointing' runs on the joint stage"),
         (["cudagraph"], "pass 'cudagraph' runs on the replay stage, and as_backend"),
+        ([{"name": "activation_checkpointing", "polcy": "full"}], "polcy: Extra inputs are not permitted"),
         (["full_inductor_compilation"], "requires 'inductor_decomposition'"),
         ("graph_cleanup", r"^as_backend takes a list of passes, and got 'graph_cleanup': write \['graph_cleanup'\]$"),
     ]:

@@ -38,6 +38,8 @@ class Net(nn.Module):
         for block in self.blocks:
             x = block(x) * scale
         loss = None if y is None else ((x - y) ** 2).mean()
+        if self.returns == "number":
+            return 3
         return {
             "loss": loss, "logits": x, "tuple": (loss, [x], None), "dict": {"loss": loss, "logits": x},
             "dataclass": Result(loss, x),
@@ -239,13 +241,18 @@ REFUSED: list[tuple[nn.Module, dict[str, Any], str]] = [
     (NET, {"example": 3}, "example= takes the forward's arguments as a tuple, a dict of keyword arguments or one "
                           "tensor, and got a int"),
     (NET, {"example": (X, Y, 1)}, "example= does not fit forward(x, y, scale): too many positional arguments"),
+    (NET, {"example": {"x": X, "z": Y}}, "example= does not fit forward(x, y, scale): got an unexpected keyword "
+                                         "argument 'z'"),
     (NET, {"example": (X.to("meta"), Y)}, "example= has a tensor on meta, and the model is on cpu"),
+    (NET, {"example": (X[:, :4], Y)}, "module blocks.0.up cannot be captured at blocks.py"),
     (Branches(), {}, "it cannot be captured at test_compile.py"),
     (Cached(), {"example": (X, Y, True)}, "its forward returns a Cache, in which torch finds no tensors: return them"),
+    (Net("number"), {}, "its forward returns no tensor"),
     (NET, {"level": "medium"}, "level='medium': one of light, full"),
     (NET, {"passes": "graph_cleanup"}, "passes=, takes a list of passes, and got 'graph_cleanup'"),
     (NET, {"passes": ["activation_checkpointing"]}, "'activation_checkpointing' runs on the joint stage: move it from "
                                                     "passes to joint_passes"),
+    (NET, {"passes": ["full_inductor_compilation"]}, "requires 'inductor_decomposition': add it to joint_passes"),
     (NET, {"passes": ["fused_clip_adamw"]}, "'fused_clip_adamw' runs on the whole step: give optimizer=, or drop it"),
     (NET, {"clip": 1.0}, "clip= is for optimizer=: clip in your loop, behind backward()"),
     (NET, {"optimizer": torch.optim.SGD(NET.parameters())}, "optimizer= takes an AdamW, and got SGD: leave optimizer= "

@@ -7,7 +7,7 @@ from unittest import mock
 import pytest
 import torch
 from fsdp2_models import BF16, BF16_LOGITS, Case, differing
-from torch.distributed.fsdp import UnshardHandle
+from torch.distributed.fsdp import FSDPModule, UnshardHandle
 
 from workbench import Outcome, Precision, as_backend, fake_world
 from workbench.authoring.adopt import UNIT, adopt
@@ -59,6 +59,12 @@ def test_compiled_whole_it_is_bitwise_and_its_units_are_the_buckets(pool2):
 def model():
     with fake_world(2):
         yield adopt(Case({"dp": 2}).build()[0])
+
+
+def test_every_method_of_fsdp2_is_there(model):
+    names = {name for name in vars(FSDPModule) if not name.startswith("_")}
+    assert "set_requires_gradient_sync" in names
+    assert [name for name in names if not callable(getattr(model, name, None))] == []
 
 
 def test_hints_do_nothing_and_a_parameter_is_whole_wherever_it_is_read(model):
