@@ -6,10 +6,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from graph.test_capture import state
-from on_ranks import FSDP_TP, build_with, calls, insert, outcomes, small, user_pass
+from on_ranks import FSDP4, build_with, calls, insert, outcomes, small, user_pass
 from torch import nn
 
-from workbench import Outcome, ParallelPlan, Recipe, register_model, train
+from workbench import Outcome, ParallelPlan, register_model, train
 from workbench.authoring.author import author
 from workbench.errors import WorkbenchError
 from workbench.pipeline.build import build, check_buildable
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.integration
 
 def test_two_builds_in_one_process_leave_it_as_it_was_and_tell_what_they_know(fake4):
     before = state(), dict(os.environ)
-    recipe = small(FSDP_TP, ("activation_checkpointing", "reshard_after_forward"), ("transformer_block_bucketing",))
+    recipe = small(FSDP4, ("activation_checkpointing", "reshard_after_forward"), ("transformer_block_bucketing",))
     first, second = build(recipe, fake4), build(recipe, fake4, level="full")
     assert before == (state(), dict(os.environ))
     ops = [[str(n.target) for n in b.step.pair.forward.graph.nodes] for b in (first, second)]
@@ -37,7 +37,7 @@ def test_two_builds_in_one_process_leave_it_as_it_was_and_tell_what_they_know(fa
 
 
 def test_a_users_pass_is_held_to_the_rules():
-    recipe = small(FSDP_TP, ("mine", "reshard_after_forward"))
+    recipe = small(FSDP4, ("mine", "reshard_after_forward"))
     with user_pass("mine", lambda gm: gm, after={"reshard_after_forward"}), pytest.raises(WorkbenchError) as caught:
         check_buildable(recipe, "gloo")
     assert str(caught.value) == (
@@ -50,7 +50,7 @@ def test_a_users_pass_is_held_to_the_rules():
 
 def test_no_compiler_is_said_before_anything_is_captured(monkeypatch):
     monkeypatch.setenv("CXX", "/no/such/compiler")
-    recipe = small(FSDP_TP, ("inductor_decomposition",), ("full_inductor_compilation",))
+    recipe = small(FSDP4, ("inductor_decomposition",), ("full_inductor_compilation",))
     with pytest.raises(WorkbenchError, match=r"needs a C\+\+ compiler and none was found: install g\+\+"):
         check_buildable(recipe, "gloo")
 
@@ -62,7 +62,7 @@ def test_an_error_leaves_nothing_open(fake4):
     before = state()
     with (user_pass("raises", raises, stage="partitioned"),
           pytest.raises(WorkbenchError, match="raised ValueError: x")):
-        build(small(FSDP_TP, (), ("raises",)), fake4)
+        build(small(FSDP4, (), ("raises",)), fake4)
     assert state() == before
 
 
@@ -118,30 +118,25 @@ def test_a_fault_behind_a_weight_of_1_or_a_gradient_of_1_shows(pool2):
     assert pool2.run(told_of_hidden_faults) == [(["FAIL", "FAIL"], True)] * 2
 
 
-def normed() -> None:
-    """A family with running statistics, a counter of its calls and a buffer that each forward writes."""
+class Normed(nn.Module):
+    """It has running statistics, a counter of its calls and a buffer that each forward writes."""
 
-    class Normed(nn.Module):
-        def __init__(self, vocab_size):
-            super().__init__()
-            self.embed, self.norm = nn.Embedding(vocab_size, 8), nn.BatchNorm1d(8)
-            self.head = nn.Linear(8, vocab_size)
-            self.register_buffer("total", torch.zeros(8), persistent=False)
+    def __init__(self):
+        super().__init__()
+        self.embed, self.norm, self.head = nn.Embedding(256, 8), nn.BatchNorm1d(8), nn.Linear(8, 256)
+        self.register_buffer("total", torch.zeros(8), persistent=False)
 
-        def forward(self, tokens, targets):
-            x = self.norm(self.embed(tokens).flatten(0, 1))
-            self.total.add_(x.detach().square().sum(0))
-            return nn.functional.cross_entropy(self.head(x), targets.flatten())
-
-    @register_model("normed", sizes={"vocab_size": 256, "max_seq_len": 16},
-                    plan=ParallelPlan(units=("embed", "norm", "head")))
-    def make(sizes):
-        return Normed(sizes["vocab_size"])
+    def forward(self, tokens, targets):
+        x = self.norm(self.embed(tokens).flatten(0, 1))
+        self.total.add_(x.detach().square().sum(0))
+        return nn.functional.cross_entropy(self.head(x), targets.flatten())
 
 
-def normed_recipe(passes=()):
-    return Recipe(name="small", mesh={"dp_shard": 2}, model={"family": "normed"}, data={"seq_len": 16}, passes=passes,
-                  training={"steps": 3})
+def normed(*passes):
+    """A recipe of that model, which is registered here."""
+    plan = ParallelPlan(units=("embed", "norm", "head"))
+    register_model("normed", sizes={"vocab_size": 256, "max_seq_len": 16}, plan=plan)(lambda sizes: Normed())
+    return small({"dp_shard": 2}, passes=passes).override({"model": {"family": "normed"}, "training.steps": 2})
 
 
 def left(authored):
@@ -153,10 +148,8 @@ def left(authored):
             [m.training for m in module.modules()], torch.get_rng_state().tolist())
 
 
-def checked_then_trained():
-    """Level full: what differs from a module that nothing has run, then after three steps from eager."""
-    normed()
-    recipe = normed_recipe(("transformer_block_bucketing",))
+def checked_then_trained(recipe):
+    """Level full: what differs from a module that nothing has run, then after two steps from eager."""
     plain = author(recipe, current_world())
     before = left(plain)
     built = build(recipe, current_world(), level="full")
@@ -169,13 +162,14 @@ def checked_then_trained():
 
 @pytest.mark.ranks
 def test_level_full_leaves_the_module_as_it_was_and_its_buffers_train_as_eager(pool2):
-    for same, (pipeline, records), differing, buffers in pool2.run(checked_then_trained):
+    recipe = normed("transformer_block_bucketing")
+    for same, (pipeline, records), differing, buffers in pool2.run(checked_then_trained, recipe):
         assert same and differing == []
         assert sorted(buffers) == ["norm.num_batches_tracked", "norm.running_mean", "norm.running_var", "total"]
         assert pipeline[0].startswith("numerics: PASS") and records[0].startswith("numerics: PASS")
 
 
-def with_its_update_scaled():
+def with_its_update_scaled(recipe):
     """A pass that scales the update of a buffer."""
 
     def change(gm):
@@ -188,15 +182,12 @@ def with_its_update_scaled():
         output.args = (tuple(values),)
         return gm
 
-    normed()
-    before = left(author(normed_recipe(), current_world()))
-    built = build_with(normed_recipe(), "wrong", change, stage="partitioned")
-    return str(built.records[-1].verdict("numerics")), str(built.pipeline[0]), before == left(built.authored)
+    built = build_with(recipe, "wrong", change, stage="partitioned")
+    return str(built.records[-1].verdict("numerics")), str(built.pipeline[0])
 
 
 @pytest.mark.ranks
 def test_a_pass_that_changes_a_buffers_update_is_told_with_its_name(pool2):
-    for record, pipeline, same in pool2.run(with_its_update_scaled):
+    for record, pipeline in pool2.run(with_its_update_scaled, normed()):
         assert record.startswith("numerics: FAIL") and "; new value of norm.running_mean: " in record
         assert pipeline.startswith("numerics: FAIL") and "; buffer norm.running_mean: " in pipeline
-        assert same

@@ -6,7 +6,7 @@ import faults
 import on_ranks
 import pytest
 import torch
-from on_ranks import FSDP_TP, calls, small, user_pass
+from on_ranks import FSDP4, calls, small, user_pass
 
 from workbench import Effect, Options, Outcome, PassSpec, author, capture, facts_of, partition
 from workbench.errors import UnusableGraph, WorkbenchError
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.integration
 @pytest.fixture(scope="module")
 def captured(fake4):
     """One authored model on a fake mesh of 4, and its joint graph, which no test may use up."""
-    return capture(author(small(FSDP_TP), fake4))
+    return capture(author(small(FSDP4), fake4))
 
 
 @pytest.fixture

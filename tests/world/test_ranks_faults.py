@@ -15,7 +15,7 @@ import torch.distributed as dist
 from processes import SOON, alive, total, wait_until_gone
 
 from workbench import RankError, WorkbenchError, ranks
-from workbench.world import exchange, rank_processes
+from workbench.world import exchange
 from workbench.world import pool as pool_module
 from workbench.world.diagnosis import Failure, cause, exit_text, read_stack, stack_is_whole, where
 
@@ -27,7 +27,7 @@ def pool(harmed):
     return harmed
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def short_grace(monkeypatch):
     monkeypatch.setattr(exchange, "GRACE_SECONDS", 0.3)
 
@@ -76,7 +76,7 @@ def test_a_collective_that_nobody_reads_on_one_rank_is_named_though_cpp_aborts_t
     assert "in total" in text and "in report" not in text  # where rank 0 was, and not what told the pool
 
 
-def test_a_rank_that_died_between_two_calls(pool, short_grace):
+def test_a_rank_that_died_between_two_calls(pool):
     pool.run(total)
     os.kill(pool.pids[1], signal.SIGTERM)
     time.sleep(0.1)
@@ -85,7 +85,7 @@ def test_a_rank_that_died_between_two_calls(pool, short_grace):
     assert pool.run(total) == [2.0, 2.0]
 
 
-def test_a_rank_that_dies_after_it_answered_is_noticed(pool, short_grace):
+def test_a_rank_that_dies_after_it_answered_is_noticed(pool):
     def answers_then_dies():
         if dist.get_rank() == 1:
             threading.Timer(0.3, os._exit, (9,)).start()
@@ -98,11 +98,12 @@ def test_a_rank_that_dies_after_it_answered_is_noticed(pool, short_grace):
 
 @pytest.mark.nightly
 def test_what_a_call_leaves_running_ends_with_its_rank():
+    """The thread keeps the rank from leaving by itself."""
     def leaves():
         threading.Thread(target=time.sleep, args=(60,)).start()
         forked = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
         forked.start()
-        return forked.pid, subprocess.Popen(["sleep", "60"]).pid
+        return os.getpid(), forked.pid, subprocess.Popen(["sleep", "60"]).pid
 
     with ranks(1, backend="gloo") as alone:
         (left,) = alone.run(leaves)
@@ -237,19 +238,3 @@ def test_stack_of_the_main_thread_is_chosen_once_it_is_whole():
     assert stack_is_whole(text)
     assert not any(stack_is_whole(text[:end]) for end in range(text.index("in listen") + 9, written))  # still written
     assert stack_is_whole('Current thread 0x03 (most recent call first):\n  File "/x/cell.py", line 4 in f\n  ...\n')
-
-
-@pytest.mark.nightly
-def test_a_rank_that_will_not_leave_is_killed(monkeypatch):
-    monkeypatch.setattr(rank_processes, "STOP_SECONDS", 0.5)
-    pool = ranks(1, echo="none", backend="gloo")
-
-    def refuse():
-        import workbench.world.worker as worker
-
-        worker._leave = lambda: time.sleep(60)
-
-    pool.run(refuse)
-    pids, start = pool.pids, time.monotonic()
-    pool.close()
-    assert time.monotonic() - start < SOON and wait_until_gone(pids, 0) == []
