@@ -28,12 +28,15 @@ class Notebook:
         self.manager, self.client = start_new_kernel(env={**os.environ, "PYTHONPATH": path})
 
     def run(self, source):
-        """What a cell shows: outputs and errors."""
+        """What a cell shows."""
         shown = []
-        self.client.execute_interactive(
-            source, timeout=60, output_hook=lambda message: shown.append(message["content"])
-        )
-        return "\n".join(str(content.get("data", content)) for content in shown)
+
+        def note(message):
+            data = message["content"].get("data", {})
+            shown.append(data.get("text/plain", ""))
+
+        self.client.execute_interactive(source, timeout=60, output_hook=note)
+        return "\n".join(shown)
 
     def start(self):
         """The pids of new ranks, which work."""
