@@ -27,7 +27,7 @@ def pool(harmed):
     return harmed
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def short_grace(monkeypatch):
     monkeypatch.setattr(exchange, "GRACE_SECONDS", 0.3)
 
@@ -76,7 +76,7 @@ def test_a_collective_that_nobody_reads_on_one_rank_is_named_though_cpp_aborts_t
     assert "in total" in text and "in report" not in text  # where rank 0 was, and not what told the pool
 
 
-def test_a_rank_that_died_between_two_calls(pool):
+def test_a_rank_that_died_between_two_calls(pool, short_grace):
     pool.run(total)
     os.kill(pool.pids[1], signal.SIGTERM)
     time.sleep(0.1)
@@ -85,7 +85,7 @@ def test_a_rank_that_died_between_two_calls(pool):
     assert pool.run(total) == [2.0, 2.0]
 
 
-def test_a_rank_that_dies_after_it_answered_is_noticed(pool):
+def test_a_rank_that_dies_after_it_answered_is_noticed(pool, short_grace):
     def answers_then_dies():
         if dist.get_rank() == 1:
             threading.Timer(0.3, os._exit, (9,)).start()
