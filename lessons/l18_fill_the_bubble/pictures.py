@@ -6,18 +6,14 @@ from collections.abc import Mapping
 
 from workbench.lab.pipeline.estimate import Estimate
 from workbench.lab.pipeline.plan import Action, Plan
-from workbench.notebook.draw.colors import BLUE, GREY, LILAC, PINK
+from workbench.notebook.draw.colors import ORANGE, PINK, SKY
 from workbench.notebook.draw.picture import Picture, Table, finish, panels, table
 from workbench.tools.compatibility import results_dir
 from workbench_lessons.course.recorded_figures import json_lines
 
 WRONG = "#f5c7a9"
-VARIANTS = {
-    "workbench_1f1b": "1F1B, these graphs", "torch_1f1b": "1F1B, torch on plain modules",
-    "workbench_zero_bubble": "zero bubble (ZBV), these graphs", "torch_zero_bubble": "zero bubble (ZBV), torch",
-    "uncut_eager": "the uncut model, on one rank",
-}
-"""Of benchmarks/pipeline.py."""
+VARIANTS = {"workbench_1f1b": "1F1B, these graphs", "torch_1f1b": "1F1B, torch on plain modules"}
+"""Of benchmarks/pipeline.py, those that were timed on four ranks."""
 
 
 def held(step: Estimate) -> list[int]:
@@ -31,7 +27,7 @@ def schedules(steps: Mapping[str, Estimate]) -> Table:
     """Bubble, milliseconds, and bytes of the fullest rank."""
     rows = [(name, f"{100 * step.bubble:.1f} %", f"{step.total_ms:.2f}", f"{max(held(step)) / 2**20:,.0f} MiB")
             for name, step in steps.items()]
-    return table("one step, estimated", ("schedule", "bubble", "ms", "held by the fullest rank, at most"), rows)
+    return table("one step, estimated only", ("schedule", "bubble", "ms", "held by the fullest rank, at most"), rows)
 
 
 def memory(steps: Mapping[str, Estimate]) -> Picture:
@@ -41,10 +37,10 @@ def memory(steps: Mapping[str, Estimate]) -> Picture:
     figure, (axes,) = panels(9.6, 0.9 + 0.18 * count * (1 + len(sizes)))
     for at, (name, row) in enumerate(sizes.items()):
         places = [rank + (at - (len(sizes) - 1) / 2) * 0.8 / len(sizes) for rank in range(count)]
-        axes.barh(places, row, 0.76 / len(sizes), color=(GREY, BLUE, LILAC, PINK)[at], label=name)
+        axes.barh(places, row, 0.76 / len(sizes), color=(PINK, SKY, ORANGE)[at], label=name)
     axes.set_yticks(range(count), [f"rank {rank}" for rank in range(count)])
     axes.set(ylim=(count - 0.5, -0.5), xlabel="MiB held for microbatches, at most")
-    figure.legend(loc="outside upper right", ncols=4, frameon=False)
+    figure.legend(loc="outside upper right", ncols=3, frameon=False)
     text = "\n".join(f"{name}: " + ", ".join(f"{size:,.0f}" for size in row) + " MiB" for name, row in sizes.items())
     return finish(figure, "Bars of the bytes that each rank holds. " + text.replace("\n", "; ") + ".", text, colors=48)
 
@@ -83,12 +79,13 @@ def measured() -> Table:
     cells = []
     for variant, name in VARIANTS.items():
         mine = [row for row in rows if row["variant"] == variant]
-        failed = [row["error"] for row in mine if "error" in row]
-        steps = ", ".join(f"{row['step_ms']:.0f}" for row in mine if "step_ms" in row) or f"none: {failed[0]}"
-        cells.append((name, steps, ", ".join(f"{100 * row['bubble']:.1f} %" for row in mine if "bubble" in row)))
+        cells.append((name, ", ".join(f"{row['step_ms']:.0f}" for row in mine),
+                      ", ".join(f"{100 * row['bubble']:.1f} %" for row in mine)))
     first = rows[0]
-    title, columns = "a llama3 of 8 layers on 4 CPU ranks, 8 microbatches", ("", "a step in each round, ms", "bubble")
+    title = "a small llama3 of 8 layers on 4 CPU ranks, 8 microbatches"
     machine = f"{first['machine']['cores']} cores, {first['threads']} threads a rank"
     versions = f"torch {first['versions']['torch'].partition('+')[0]}"
-    return table(title, columns, cells, f"An ideal 1F1B has {100 * first['ideal_1f1b']:.1f} %. Bubble: the share of a "
-                 f"step in which no stage runs on a rank, the mean of all ranks. {machine}, {versions}")
+    return table(title, ("", "a step in each round, ms", "bubble"), cells,
+                 f"Ideal 1F1B: {100 * first['ideal_1f1b']:.1f} %. These graphs, estimated for a CPU: "
+                 f"{100 * first['estimated_bubble']:.1f} %. Bubble: the share of a step in which no stage runs on a "
+                 f"rank, the mean of all ranks. {machine}, {versions}")

@@ -11,16 +11,17 @@ import traitlets
 from matplotlib.patches import Patch
 
 from workbench.lab.pipeline.cut import PipelineCut
-from workbench.lab.pipeline.estimate import estimate
+from workbench.lab.pipeline.estimate import BARS, estimate
 from workbench.lab.pipeline.plan import Action, Plan, plan
-from workbench.notebook.draw.colors import BLUE, GREEN, GREY, INK, LILAC, YELLOW
+from workbench.notebook.draw.colors import GREY, INK
 from workbench.notebook.draw.picture import Picture, finish, panels
 from workbench_lessons.course.grading import Graded, targets
 from workbench_lessons.course.moment import Moment
 
-KINDS = {"F": ("forward", BLUE, 1), "B": ("backward, whole", GREEN, 2), "I": ("backward: the input", YELLOW, 1),
-         "W": ("backward: the weights", LILAC, 1)}
+KINDS = {kind: (*BARS[kind], units) for kind, units in {"F": 1, "B": 2, "I": 1, "W": 1}.items()}
 """What the letters of an order mean, their colours, and their time units."""
+OTHERS = (2, 6), (6, 12)
+"""Ranks and microbatches with which a rule is tried once it is right on the lesson's."""
 Order = Sequence[str]
 """For each rank its computations, such as "F0 F1 I0 W0 I1 W1". Rank r has stage r."""
 
@@ -194,16 +195,32 @@ def beats(answer: Any, *, board: ScheduleBoard, at_most: Mapping[str, float]) ->
     return targets(board.measure(order), at_most=at_most, start=board.measure(board.given))
 
 
-def rule(answer: Any, *, cut: PipelineCut, microbatches: int, at_most: Mapping[str, float],
-         start: Mapping[str, float]) -> Graded:
-    """A function from (rank, ranks, microbatches) to the rank's row, on the estimated times of a cut's stages."""
+def rule(answer: Any, *, cut: PipelineCut, microbatches: int) -> Graded:
+    """A function from (rank, ranks, microbatches) to the rank's row, beside torch's zero bubble: on the estimated times
+    of a cut's stages, and then in units of time on boards of OTHERS.
+    """
     if not callable(answer):
         return 0.0, "give a function of rank, ranks and microbatches"
     ranks = len(cut.stages)
-    order = rows_of(answer, ranks, microbatches)
-    if problem := ScheduleBoard(ranks, microbatches).problem(order):
+    board, order = ScheduleBoard(ranks, microbatches), rows_of(answer, ranks, microbatches)
+    if problem := board.problem(order):
         return 0.0, problem
-    return targets(figures_of(cut, order), at_most=at_most, start=start)
+    limits = figures_of(cut, _zero_bubble(ranks, microbatches)) | {"microbatches alive": ranks}
+    score, message, figures = targets(
+        figures_of(cut, order), at_most=limits, start=figures_of(cut, halved(board.whole)))
+    for other, count in OTHERS if score >= 1 else ():
+        board, order = ScheduleBoard(other, count), rows_of(answer, other, count)
+        most = {"bubble %": board.measure(_zero_bubble(other, count))["bubble %"], "microbatches alive": other}
+        problem = board.problem(order)
+        reached, told, _ = (0.0, problem, ()) if problem else targets(board.measure(order), at_most=most)
+        if reached < 1:
+            return 0.5, f"right with {ranks} ranks, but with {other} ranks and {count} microbatches: {told}", figures
+    return score, message, figures
+
+
+def _zero_bubble(ranks: int, microbatches: int) -> list[str]:
+    """torch's, with one stage on each rank."""
+    return order_of(plan("InterleavedZeroBubble", ranks, ranks, microbatches))
 
 
 def rows_of(function: Callable[[int, int, int], Any], ranks: int, microbatches: int) -> list[str]:
