@@ -170,7 +170,7 @@ class ScheduleBoard(Moment):
             axes.broken_barh([(0, total)], (rank - 0.4, 0.8), facecolor=GREY, alpha=0.25)
         for rank, action, begin, end in spans:
             box = (begin, end - begin), (rank - 0.4, 0.8)
-            axes.broken_barh([box[0]], box[1], facecolor=KINDS[action.kind][1], edgecolor="white", linewidth=0.5)
+            axes.broken_barh([box[0]], box[1], facecolor=KINDS[action.kind][1], edgecolor=GREY, linewidth=0.5)
             axes.text((begin + end) / 2, rank, f"{action.kind}{action.microbatch}", ha="center", va="center",
                       fontsize=7, color="white" if action.kind in "FB" else INK)
         axes.set_yticks(range(self.ranks), [f"rank {rank}" for rank in range(self.ranks)])

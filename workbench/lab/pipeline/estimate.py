@@ -70,7 +70,7 @@ class Estimate:
         for rank, action, begin, end in self.spans:
             first, box = action.stage < len(ranks), ([(begin, end - begin)], (rank - 0.4, 0.8))
             axes.broken_barh(*box, facecolor=PAPER)
-            axes.broken_barh(*box, facecolor=BARS[action.kind][1], alpha=1 if first else 0.5, edgecolor="white",
+            axes.broken_barh(*box, facecolor=BARS[action.kind][1], alpha=1 if first else 0.5, edgecolor=GREY,
                              linewidth=0.5)
             if end - begin > total / 80:
                 axes.text((begin + end) / 2, rank, f"{action.kind}{action.microbatch}", ha="center", va="center",
