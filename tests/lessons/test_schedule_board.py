@@ -6,7 +6,8 @@ import pytest
 from page_code import answer_of
 from unpacked import unpacked
 
-from workbench import WorkbenchError
+from workbench import WorkbenchError, author, capture, fake_world, load_recipe
+from workbench.lab.pipeline.cut import cut_into_stages
 from workbench.lab.pipeline.plan import plan
 from workbench_lessons.course.grading import grade
 from workbench_lessons.l18_fill_the_bubble import solution
@@ -120,3 +121,18 @@ def test_whole_backwards_have_the_bubble_of_the_formula():
     wide = ScheduleBoard(8, 63)
     assert wide.measure(wide.whole)["bubble %"] == 10.0 and enough(8, 0.1) == solution.microbatches() == 63
     assert enough(4, 3 / 7) == 4 and enough(4, 0.42) == 5
+
+
+def test_a_rule_that_is_right_on_one_size_is_told_another():
+    with fake_world(1) as world:
+        sizes = {"model.n_layers": 4, "mesh.dp_shard": 1, "mesh.tp": 1, "joint_passes": []}
+        cut = cut_into_stages(capture(author(load_recipe("llama3").override(sizes), world)), 4)
+    right = solution.rule()
+
+    def four_alone(rank, ranks, microbatches):
+        return right(rank, ranks, microbatches) if ranks == 4 else ScheduleBoard(ranks, microbatches).given[rank]
+
+    for answer, told in ((four_alone, "bubble % 10.0, wanted at most 5.3"), (
+            lambda rank, *_: right(rank, 4, 8), "rank 0 runs F6, which is of no microbatch from 0 to 5")):
+        score, message, _ = grade(f"{BOARD}:rule", answer, {"cut": cut, "microbatches": 8})
+        assert (score, message) == (0.5, f"right with 4 ranks, but with 2 ranks and 6 microbatches: {told}")
