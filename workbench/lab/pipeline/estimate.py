@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from matplotlib.patches import Patch
-
 from workbench.graph.read.cost import DeviceSpec, device_spec
 from workbench.graph.read.memory import saved_tensors
 from workbench.graph.read.timeline import costs_of, simulate
@@ -14,7 +12,7 @@ from workbench.lab.pipeline.phases import StageRun
 from workbench.lab.pipeline.plan import Action, Plan, Span
 from workbench.lab.pipeline.transform import held_bytes, second_half
 from workbench.notebook.draw import Picture
-from workbench.notebook.draw.colors import BLUE, GREEN, GREY, INK, LILAC, PAPER, YELLOW
+from workbench.notebook.draw.colors import BLUE, GREEN, GREY, INK, LILAC, YELLOW
 from workbench.notebook.draw.picture import finish, panels
 from workbench.torch_api.ops import tensor_bytes
 
@@ -65,23 +63,19 @@ class Estimate:
         """A lane for each rank, grey where it waits, and a bar for each computation with its microbatch."""
         ranks, total = range(len(self.plan.ranks)), self.total_ms
         figure, (axes,) = panels(9.6, 0.9 + 0.45 * len(ranks))
-        for rank in ranks:
-            axes.broken_barh([(0, total)], (rank - 0.4, 0.8), facecolor=GREY, alpha=0.25)
+        keys = {"bubble": axes.barh(ranks, total, color=GREY, alpha=0.25)[0]}
         for rank, action, begin, end in self.spans:
-            first, box = action.stage < len(ranks), ([(begin, end - begin)], (rank - 0.4, 0.8))
-            axes.broken_barh(*box, facecolor=PAPER)
-            axes.broken_barh(*box, facecolor=BARS[action.kind][1], alpha=1 if first else 0.5, edgecolor=GREY,
-                             linewidth=0.5)
+            label, color = BARS[action.kind]
+            first = action.stage < len(ranks)  # of a rank's two stages
+            (bar,) = axes.barh(rank, end - begin, left=begin, color=color, alpha=1 if first else 0.5,
+                               edgecolor=GREY, linewidth=0.5)
+            keys.setdefault(label, bar)
             if end - begin > total / 80:
                 axes.text((begin + end) / 2, rank, f"{action.kind}{action.microbatch}", ha="center", va="center",
                           fontsize=6.5, color="white" if first and action.kind in "FB" else INK)
         axes.set_yticks(ranks, [f"rank {rank}" for rank in ranks])
         axes.set(ylim=(len(ranks) - 0.45, -0.55), xlim=(0, total), xlabel=f"ms, {self.source}")
-        kinds = {action.kind for _, action, *_ in self.spans}
-        keys = [Patch(color=color, label=label) for kind, (label, color) in BARS.items() if kind in kinds]
-        keys += [Patch(color=GREY, alpha=0.25, label="bubble")]
-        keys += [Patch(color=BLUE, alpha=0.5, label="pale: second stage")] * (self.plan.stages > len(ranks))
-        figure.legend(handles=keys, loc="outside upper right", ncols=6, frameon=False)
+        figure.legend(keys.values(), keys, loc="outside upper right", ncols=5, frameon=False)
         return finish(figure, f"A lane of computations for each rank. {self}", str(self), colors=48)
 
 
