@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -13,6 +14,7 @@ from workbench import Batches, WorkbenchError, author, author_module, capture, c
 from workbench.authoring.microbatches import cut as microbatches
 from workbench.lab.pipeline.cut import cut_into_stages
 from workbench.lab.pipeline.plan import Plan
+from workbench.lab.pipeline.run import compare
 from workbench.lab.pipeline.step import PipelineStep
 from workbench.pipeline.train import clip, optimizer_of
 from workbench.torch_api.determinism import deterministic
@@ -135,6 +137,16 @@ def trained_beside_eager(recipe: Any) -> list[str]:
                 each.step()
                 each.zero_grad()
     return odd
+
+
+def with_half_of_the_gradients() -> str:
+    """What `compare` says where each rank divides its sums twice."""
+    joint, batch = llama(2)
+    step = PipelineStep(cut_into_stages(joint, ["layers.1"]), "1F1B", COUNT)
+    (run,) = step.runs
+    finish = run.finish
+    with mock.patch.object(run, "finish", lambda count: finish(2 * count)):
+        return str(compare(step, *batch))
 
 
 def refused(changes: Any) -> list[str]:

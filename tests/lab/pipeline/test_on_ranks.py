@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lab.pipeline.pipelines import all_schedules, piped, refused, trained_beside_eager
+from lab.pipeline.pipelines import all_schedules, piped, refused, trained_beside_eager, with_half_of_the_gradients
 from workbench.lab.pipeline.run import run_pipeline
 
 pytestmark = pytest.mark.integration
@@ -46,6 +46,11 @@ def test_a_recipe_trains_and_says_what_it_proved(pool2):
     assert str(report.numerics) == "numerics: PASS (loss and 10 gradients are bitwise the uncut model's)"
     first, last = report.losses
     assert last < first and 0 < report.estimate.bubble < 1 and report.estimate.ideal == 1 / 5
+
+
+def test_a_gradient_that_is_not_the_uncut_model_s_is_told(pool2):
+    for verdict in pool2.run(with_half_of_the_gradients):
+        assert verdict.startswith("numerics: FAIL (") and verdict.endswith("differ from the uncut model's)")
 
 
 REFUSALS = {
