@@ -93,7 +93,8 @@ def test_bad_input_before_the_first_cell(notebooks, tmp_path, capsys):
 
 
 @pytest.mark.nightly
-def test_check_hint_and_lessons(notebooks, tmp_path, capsys):
+def test_check_hint_and_lessons(notebooks, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # where the notebooks are a reader's copy
     notebook(notebooks, CHECK)
     assert main(["check", "0"]) == 1
     assert capsys.readouterr().out == "save_less: 0% (workbench hint 00 save_less)\nunnoticed: 100%\n"
