@@ -195,8 +195,8 @@ def odd_rank(gm, example_inputs, *, options):
 
 
 def test_a_source_that_has_changed_makes_another_artifact(tmp_path, monkeypatch):
-    """That of a pass of one's own, of the package, and of each module that the pass imports: directly, from a package
-    beside it, in a function, and through another module; neither numpy nor the standard library.
+    """The source of the package, of a user's pass, and of each module beside it that the pass imports, also in a
+    function or through another module. numpy and the standard library do not count.
     """
     files = {"helper_beside.py": "import helper_behind\nVALUE = 2\n", "helper_behind.py": "X = 1\n",
              "helper_package/__init__.py": "", "helper_package/part.py": "from .other import Y\n",
