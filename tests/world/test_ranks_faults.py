@@ -15,6 +15,7 @@ import torch.distributed as dist
 from processes import SOON, alive, total, wait_until_gone
 
 from workbench import RankError, WorkbenchError, ranks
+from workbench.torch_api.distributed import flight_recorder
 from workbench.world import exchange
 from workbench.world import pool as pool_module
 from workbench.world.diagnosis import Failure, cause, exit_text, read_stack, stack_is_whole, where
@@ -127,6 +128,18 @@ def test_a_stopped_rank_ends_too_even_with_a_large_argument(pool):
     assert wait_until_gone(pids, 0) == []
     pool.timeout = 30
     assert pool.run(total) == [2.0, 2.0]
+
+
+def hangs_and_cannot_tell_on_rank_0():
+    if dist.get_rank() == 0:
+        flight_recorder.launches = None
+        dist.barrier()
+
+
+def test_a_rank_that_cannot_tell_what_it_launched_is_not_told_to_have_launched_nothing(pool):
+    error, _ = fails(pool, hangs_and_cannot_tell_on_rank_0, timeout=1)
+    assert "what rank 0 launched is not known: no answer" in str(error)
+    assert 0 not in error.launches and "The ranks part" not in str(error)
 
 
 class Bad:

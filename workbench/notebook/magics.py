@@ -184,7 +184,7 @@ class RanksMagics(Magics):
         matches: list[str] = []
         on_ranks = context.full_text.lstrip().startswith("%%ranks")
         if self.pool is not None and on_ranks and context.token:
-            matches = self.pool.ask([0], "complete", context.token).get(0, [])
+            matches = self.pool.ask([0], "complete", context.token).get(0) or []
         names = [match.rstrip("(") for match in matches]
         return {"completions": [SimpleCompletion(text=name, type="name") for name in names]}
 

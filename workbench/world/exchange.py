@@ -24,7 +24,7 @@ from workbench.world.rank_processes import RankProcesses
 
 GRACE_SECONDS = 1.0
 """After the first failure, how long the other ranks may take to report theirs."""
-LOOK_SECONDS = 4.0
+LOOK_SECONDS = 10.0
 """How long a rank may take to report what it launched."""
 TICK_SECONDS = 0.5
 
@@ -109,6 +109,8 @@ def _fail(
     divergence, all_answered, launches = (
         (None, False, {}) if starting or unsent else compared(processes)
     )
+    if launches and (silent := [rank for rank in late if rank not in launches]):
+        notes.append(f"what {ranks_text(silent)} launched is not known: no answer")
     same = same and first.kind == "error" and "CUDA" not in first.summary
     kept = unsent or (same and all_answered and divergence is None)
     if divergence is not None and not same:
@@ -146,7 +148,8 @@ def compared(
     everyone = range(processes.size)
     processes.ask(everyone, "look", detail)
     answers = processes.answers(everyone, seconds)
-    launches = processes.launches | {rank: look["launches"] for rank, look in answers.items()}
+    told = {rank: look["launches"] for rank, look in answers.items() if look}
+    launches = processes.launches | told
     return first_divergence(launches), len(launches) == processes.size, launches
 
 

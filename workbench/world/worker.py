@@ -71,16 +71,13 @@ class Parent:
 
 
 def _aside(question: str, *args: Any) -> Any:
-    """Answer a question, maybe during a call. A question that fails gets an empty answer."""
-    questions: dict[str, tuple[Callable[..., Any], Any]] = {
-        "look": (_look, {"launches": [], "host_bytes": 0, "gpu_bytes": None}),
-        "complete": (_complete, [])}
-    answer, nothing = questions[question]
+    """Answer a question, maybe during a call. None if that fails."""
+    questions: dict[str, Callable[..., Any]] = {"look": _look, "complete": _complete}
     try:
-        return answer(*args)
+        return questions[question](*args)
     except Exception as error:
         print(f"asked for {question}: {type(error).__name__}: {error}", file=sys.stderr)
-        return nothing
+        return None
 
 
 def _look(detail: str = "last") -> dict[str, Any]:
@@ -162,7 +159,8 @@ def _report_before_abort(parent: Parent) -> None:
     set_handler.restype = ctypes.c_void_p
 
     def report() -> None:
-        parent.send("launches", _aside("look", "lines")["launches"])
+        if look := _aside("look", "lines"):
+            parent.send("launches", look["launches"])
         default()
 
     handler = handler_type(report)
