@@ -192,7 +192,8 @@ def test_a_run_under_two_agents_of_torchrun_as_on_two_machines(tmp_path: Path) -
     line = ["run", "llama3_fsdp", *SMALL, "data.seq_len=16", "--json", str(tmp_path / "r.json")]
     command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1",
                "--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "-m", "workbench", *line]
-    agents = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    no_gpu = os.environ | {"CUDA_VISIBLE_DEVICES": ""}  # each agent would give its rank the first one
+    agents = [subprocess.Popen(command, cwd=ROOT, env=no_gpu, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
               for _ in range(2)]
     try:
         said = [agent.communicate(timeout=240) for agent in agents]

@@ -88,6 +88,7 @@ def test_a_world_is_known_where_each_type_of_device_has_a_backend_of_its_own(bac
     dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     try:
         world = current_world()
-        assert (world.kind, world.size, world.device.type) == ("gloo", 1, "cpu")
+        has_nccl = backend is None and torch.cuda.is_available()
+        assert (world.kind, world.size, world.device.type) == (("nccl", 1, "cuda") if has_nccl else ("gloo", 1, "cpu"))
     finally:
         dist.destroy_process_group()

@@ -36,9 +36,9 @@ def test_results_come_in_rank_order_after_a_collective(pool):
         return dist.get_rank(), os.getpid(), (value * factor).item()
 
     assert pool.run(total, 10, factor=2) == [(rank, pid, 42.0) for rank, pid in enumerate(pool.pids)]
-    # each is a child without input, in a process group of its own
-    seen = pool.run(lambda: (os.getppid(), os.getpgrp(), os.fstat(0).st_rdev))
-    assert seen == [(os.getpid(), pid, os.stat(os.devnull).st_rdev) for pid in pool.pids]
+    # each is a child without input, in a process group of its own, and sees no GPU
+    seen = pool.run(lambda: (os.getppid(), os.getpgrp(), os.fstat(0).st_rdev, os.environ["CUDA_VISIBLE_DEVICES"]))
+    assert seen == [(os.getpid(), pid, os.stat(os.devnull).st_rdev, "") for pid in pool.pids]
 
 
 ATEN, MUL, SUM = torch.ops.aten, torch.ops.aten.mul, torch.ops.aten.sum.default

@@ -30,7 +30,7 @@ def ranks(
 ) -> RankPool:
     """Start `n` ranks on this machine and return their pool; use it in a `with`, or call `close()`.
 
-    `backend`: "nccl" (one GPU for each rank), "gloo" (CPU), or "auto": nccl if there are enough GPUs. `timeout`:
+    `backend`: "nccl" (one GPU for each rank), "gloo" (CPU; its ranks see no GPU), or "auto": nccl if there are enough GPUs. `timeout`:
     seconds that one call may take. `echo`: show the ranks' output "live", "grouped" by rank after each call, of
     "rank0" only, or "none". `env`: environment variables for the ranks, on top of this process's. The ranks'
     OMP_NUM_THREADS is the cores divided by `n`, unless it is set. `check`: torch compares each collective's operator
@@ -38,8 +38,11 @@ def ranks(
 
     Raises WorkbenchError for arguments that cannot work here, RankError if the ranks do not start.
     """
-    env = dict(env or {}) | ({"TORCH_DISTRIBUTED_DEBUG": "DETAIL"} if check else {})
-    return RankPool(n, resolve(backend, n), timeout, echo, env)
+    backend = resolve(backend, n)
+    # fully_shard would move a model to a GPU
+    env = ({"CUDA_VISIBLE_DEVICES": ""} if backend == "gloo" else {}) | dict(env or {})
+    env |= {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"} if check else {}
+    return RankPool(n, backend, timeout, echo, env)
 
 
 def resolve(backend: str, n: int) -> str:
