@@ -148,8 +148,9 @@ def compared(
     everyone = range(processes.size)
     processes.ask(everyone, "look", detail)
     answers = processes.answers(everyone, seconds)
-    told = {rank: look["launches"] for rank, look in answers.items() if look}
-    launches = processes.launches | told
+    launches = processes.launches | {
+        rank: look["launches"] for rank, look in answers.items() if look
+    }
     return first_divergence(launches), len(launches) == processes.size, launches
 
 
