@@ -85,7 +85,18 @@ def tied():
     return module
 
 
+class Masked(nn.Sequential):
+    """The last layer's loss counts where the first layer's values are above zero."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first = self[0](x)
+        return self[2](self[1](first)).where(first > 0, 0).sum()
+
+
 @pytest.mark.parametrize(("module", "told"), [
+    (Masked(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)),
+     "torch's stages send a gradient back for each activation, and in front of stage 1 float32 [2, 4], float32 [2, 4] "
+     "would go and float32 [2, 4] come back: start a stage elsewhere"),
     (tied(), "stages 0 and 1 read parameter '0.weight', and each would train a copy: untie it"),
     (Summed(nn.Linear(4, 4), nn.Tanh(), nn.BatchNorm1d(4)),
      "the forward gives 4 values, and not a loss alone: return the loss, and write no buffers, as batch norm does"),
