@@ -40,9 +40,19 @@ class Frozen(torch.nn.Module):
         return (x * self.weight * self.calls[0]).sum()
 
 
-def test_what_a_capture_fixes_shows_in_the_second_step():
+class OwnWord(Frozen):
+    def forward(module, x):
+        return super().forward(x)
+
+
+class Wrapped(Frozen):
+    forward = torch.autocast("cpu", enabled=False)(Frozen.forward)  # Dynamo calls its self args[0]
+
+
+@pytest.mark.parametrize("kind", [Frozen, OwnWord, Wrapped])
+def test_what_a_capture_fixes_shows_in_the_second_step(kind):
     world = World("gloo", 1, 0, torch.device("cpu"))
-    authored = author_module(Frozen(), world, None, batch=lambda: (torch.ones(4),))
+    authored = author_module(kind(), world, None, batch=lambda: (torch.ones(4),))
     (verdict,) = prove_numerics([], compile_step(partition(capture(authored))))
     assert "attribute 'calls', which the forward changes: was '[1]' and is '[0]'" in verdict.message
 

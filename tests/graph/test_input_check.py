@@ -3,6 +3,7 @@
 import pickle
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import Tensor, nn
@@ -49,6 +50,10 @@ def test_other_arguments_are_refused_also_after_a_trip_through_a_file():
     for batch, sentence in OTHERS:
         with pytest.raises(WorkbenchError, match=f"^the compiled step of small: {sentence}"):
             check.require("small", batch)
+    arrays = InputCheck.of((numpy.ones(2),), Model().forward)  # which the traced capture takes
+    arrays.require("small", (numpy.ones(2),))
+    with pytest.raises(WorkbenchError, match=r"the value of tokens: .*\[1.0, 1.0\]\] at .*, and .*\[0.0, 0.0\]\] now"):
+        arrays.require("small", (numpy.zeros(2),))
 
 
 def step_of(module: nn.Module, batch: tuple[Any, ...]) -> CompiledStep:

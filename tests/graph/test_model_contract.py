@@ -218,8 +218,16 @@ class Chooses(nn.Linear):
         return torch.cond(x.sum() > 0, lambda rows: rows @ self.weight, lambda rows: 2 * rows, (x,)).mean()
 
 
+class Differentiates(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.func.grad(lambda rows: (rows @ self.weight).square().mean())(x).mean()
+
+
+SETUP = "it must override the setup_context staticmethod"
+
+
 @pytest.mark.parametrize(("kind", "reason"), [
-    (Maps, "it must override the setup_context staticmethod"), (Chooses, "torch's cond takes no sharded tensor")])
+    (Maps, SETUP), (Differentiates, SETUP), (Chooses, "torch's cond takes no sharded tensor")])
 def test_a_capture_does_not_name_another_that_refuses_too(fake4: Any, kind: Any, reason: str) -> None:
     code = kind.forward.__code__
     line = max(number for *_, number in code.co_lines() if number)

@@ -96,15 +96,17 @@ class InputCheck:
 def kind_of(value: Any) -> Any:
     """What must be equal: a container's keys in their order, a tensor's layout, anything else by its value."""
     if isinstance(value, torch.Tensor):
-        layout = value.dtype, value.shape, value.stride()
         # generated code, which reads the memory, would not see the last two
         return TensorKind(
-            *layout, value.device.type, value.requires_grad, value.is_conj(), value.is_neg()
+            value.dtype, value.shape, value.stride(), value.device.type, value.requires_grad,
+            value.is_conj(), value.is_neg()
         )
     if isinstance(value, dict):
         return ContainerKind(type(value), list(value), list(map(kind_of, value.values())))
     if isinstance(value, tuple | list):
         return ContainerKind(type(value), range(len(value)), list(map(kind_of, value)))
+    if hasattr(value, "__array__"):  # numpy's == gives an array
+        value = value.dtype, value.tolist()
     return ValueKind(type(value), value)
 
 

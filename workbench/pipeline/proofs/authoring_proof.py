@@ -147,8 +147,7 @@ def _why_not(authored: Authored, loss: Any, graphs: Sequence[GraphModule]) -> st
         reason = f"{where} draws random numbers"
     elif needed > (room := _free_bytes(authored)):
         reason = f"four times the model, {needed:,} bytes, is more than the {room:,} that are free"
-    reasons = all_gather_object(reason)
-    return next((text for text in reasons if text), "")
+    return next(filter(None, all_gather_object(reason)), "")
 
 
 def _random_node(graphs: Sequence[GraphModule]) -> Node | None:
@@ -172,7 +171,7 @@ def _against_plain(
     key = tuple(index for axis, index in place.items() if axis != "tp")
     host = tree_map(lambda leaf: leaf.cpu() if isinstance(leaf, torch.Tensor) else leaf, batch)
     batches = dict(all_gather_object((key, host)))
-    parameters = {name: p for name, p in authored.module.named_parameters()}
+    parameters = dict(authored.module.named_parameters())
     values = {name: _whole(p.detach()) for name, p in parameters.items()}
     gradients = {name: _whole(p.grad) for name, p in parameters.items() if p.grad is not None}
     try:
@@ -216,8 +215,8 @@ def _plain_step(
 
 def _tolerance(authored: Authored) -> float:
     assert authored.plain is not None
-    dtypes = [p.dtype for p in authored.plain.parameters() if p.is_floating_point()]
-    return max(TOLERANCE[dtype] for dtype in dtypes)
+    parameters = filter(torch.is_floating_point, authored.plain.parameters())
+    return max(TOLERANCE[p.dtype] for p in parameters)
 
 
 def _differences(

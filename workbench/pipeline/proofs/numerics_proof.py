@@ -39,7 +39,6 @@ from workbench.torch_api.determinism import deterministic, seeded
 from workbench.torch_api.restoring import restoring, restoring_module
 from workbench.world.mesh import all_gather_object
 
-Inputs = dict[tuple[str, ...], tuple[list[Any], list[Any]]]
 _ORDER = (Numerics.EXACT, Numerics.REDUCTION_ORDER, Numerics.LOSSY)
 _CAPTURE = PassContract(
     "capture", Stage.JOINT, Numerics.REDUCTION_ORDER, "eager is another program than the graph"
@@ -298,7 +297,7 @@ def prove_numerics(
     Every rank calls it, and each gets the same verdicts. On a fake world all of them are UNKNOWN.
     """
     authored = step.pair.authored
-    known, recipe = step.split.known, authored.recipe
+    known = step.split.known
     if authored.world.kind not in ("gloo", "nccl"):
         known.side_effects = step.pair.side_effects, "run on real ranks"
         for fork in (known, *(record.known for record in records)):
@@ -315,26 +314,26 @@ def prove_numerics(
         whole = step.inputs(*batch) if step.split.parts != PARTS else []
         with revealing([*primals, *whole], tangents) as varied:
             pair = primals, varied
-            inputs: Inputs = {("joint",): pair, PARTS: pair, ("step",): (whole, [])}
+            inputs: dict[Any, Any] = {("joint",): pair, PARTS: pair, ("step",): (whole, [])}
             for record in records:
                 if not record.at_capture:
                     if record.has_graphs:
                         require_same_launches(record)
-                    pair = inputs[record.parts]
-                    mine = compare_graphs(record, *pair, size)
-                    record.compared = compare_on_ranks(record, *pair, size, mine)
+                    primals, tangents = inputs[record.parts]
+                    mine = compare_graphs(record, primals, tangents, size)
+                    record.compared = compare_on_ranks(record, primals, tangents, size, mine)
             if step.optimizer is not None:
                 known.compared = compare_steps(step, [batch], records, size)
         if step.optimizer is None:
-            second = authored.example_batch() if recipe is None else Batches(authored).first()
+            second = authored.example_batch() if authored.recipe is None else Batches(authored).first()
             with torch.enable_grad():
                 known.compared = compare_steps(step, [batch, second], records, size)
     for record in records:  # which may be of another fork of the run
         record.known.compared = known.compared
     if authored.mesh is not None:
         known.authoring = prove_authoring(authored, batch, step.pair.graphs)
-    outside = tuple(
-        source for source in step.pair.side_effects if not source.startswith("L['self']")
-    )
+    code = type(authored.module).forward.__code__  # a wrapper's may name no argument but *args
+    of_module = f"L['{code.co_varnames[0]}']" + "[0]" * (not code.co_argcount)
+    outside = tuple(source for source in step.pair.side_effects if not source.startswith(of_module))
     known.side_effects = outside, "two steps agree, and later ones may not"
     return check_eager(known)
