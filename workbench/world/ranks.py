@@ -30,9 +30,9 @@ def ranks(
 ) -> RankPool:
     """Start `n` ranks on this machine and return their pool; use it in a `with`, or call `close()`.
 
-    `backend`: "nccl" (one GPU for each rank), "gloo" (CPU; its ranks see no GPU), or "auto": nccl if there are enough GPUs. `timeout`:
-    seconds that one call may take. `echo`: show the ranks' output "live", "grouped" by rank after each call, of
-    "rank0" only, or "none". `env`: environment variables for the ranks, on top of this process's. The ranks'
+    `backend`: "nccl" (one GPU for each rank), "gloo" (CPU; its ranks see no GPU), or "auto": nccl if there are enough
+    GPUs. `timeout`: seconds that one call may take. `echo`: show the ranks' output "live", "grouped" by rank after each
+    call, of "rank0" only, or "none". `env`: environment variables for the ranks, on top of this process's. The ranks'
     OMP_NUM_THREADS is the cores divided by `n`, unless it is set. `check`: torch compares each collective's operator
     and shapes among the ranks before it runs (TORCH_DISTRIBUTED_DEBUG=DETAIL): slower, and names a mismatch at once.
 
