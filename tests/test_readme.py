@@ -27,6 +27,8 @@ def test_the_tables_are_current() -> None:
 
 def test_the_first_pages_and_the_results_are_short() -> None:
     assert len(README.splitlines()) <= 120 and len(CONTRIBUTING.splitlines()) <= 150
+    usage = (ROOT / "docs" / "usage.md").read_text().split("\n## ")
+    assert {part.partition("\n")[0]: n for part in usage if (n := len(part.splitlines())) > 60} == {}  # a screen
     results = re.sub(r"<!--.*?-->", "", (ROOT / "docs" / "results.md").read_text())
     assert len(re.findall(r"\S*\w\S*", results)) <= 1500  # words, without marks that are none
 
