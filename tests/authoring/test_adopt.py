@@ -178,7 +178,10 @@ def test_mixed_precision_and_divisors_become_those_of_the_gathers():
     inner, outer = gather(model, "layers.0.down"), gather(model, "head")
     assert (inner.factor, outer.factor) == (1.0, None)
     assert (inner.precision.param, inner.precision.reduce) == (torch.float32, torch.float32)
-    half = adopt(sharded(mp_policy=MixedPrecisionPolicy(torch.float16)))
+    x = torch.ones(2)
+    for casts, dtype in ((True, torch.float16), (False, torch.float32)):
+        half = adopt(sharded(mp_policy=MixedPrecisionPolicy(torch.float16, cast_forward_inputs=casts)))
+        assert vars(half)[UNIT].cast_inputs(half, (x,), {})[0][0].dtype == dtype
     assert gather(half, "head").precision.reduce == torch.float16 and gather(half, "head").factor == 1 / 4
 
 
