@@ -20,7 +20,7 @@ from workbench_lessons.l05_bucket_and_overlap.stacked import stacked
 from workbench_lessons.l08_replay_with_cudagraphs.launch_bound import draw_pace
 from workbench_lessons.l08_replay_with_cudagraphs.pictures import addresses
 from workbench_lessons.l09_route_tokens_to_experts.load_picture import expert_load
-from workbench_lessons.l10_run_on_real_ranks.pictures import lanes
+from workbench_lessons.l10_run_on_real_ranks.pictures import lanes, waits_for
 from workbench_lessons.l14_read_your_own_trace.pictures import dots, kernels_over_time
 from workbench_lessons.l15_one_graph_for_the_whole_step.pictures import operators_in_order
 
@@ -82,15 +82,29 @@ def test_a_whole_tensor_has_no_placement():
         placements(torch.ones(2), "w")
 
 
-def test_a_rank_that_raised_has_a_frame_where_the_others_wait():
-    def launched(number, done):
-        stack = (("cell 3", 6 + number, "step"),)
-        return Launch("0", "", (0, 1, 2), number, "all_reduce", ((4,),), ("float32",), done, stack)
+def launched(number, done, op="all_reduce"):
+    stack = (("cell 3", 6 + number, "step"),)
+    return Launch("0", "", (0, 1, 2), number, op, ((4,),), ("float32",), done, stack)
 
+
+def test_the_others_wait_for_a_rank_that_raised():
     waiting = [launched(1, True), launched(2, False)]
     failures = [Failure(0, "waiting", ""), Failure(1, "error", "ValueError: a bad batch"), Failure(2, "waiting", "")]
     error = RankError("hangs", failures, launches={0: waiting, 1: waiting[:1], 2: waiting})
     assert lanes(error).text.splitlines()[1:] == [
-        "rank 0: all_reduce, line 7; waits in all_reduce, line 8",
-        "rank 1: all_reduce, line 7; ended without all_reduce, line 8; ValueError: a bad batch",
-        "rank 2: all_reduce, line 7; waits in all_reduce, line 8"]
+        "rank 0: all_reduce, line 7; waits in all_reduce, line 8; waits for rank 1",
+        "rank 1: all_reduce, line 7; ValueError: a bad batch",
+        "rank 2: all_reduce, line 7; waits in all_reduce, line 8; waits for rank 1"]
+
+
+def test_a_rank_that_is_elsewhere_at_that_position_is_waited_for():
+    assert waits_for({0: [launched(1, False, "broadcast")], 1: [launched(1, False)], 2: [launched(1, False)]}) == {
+        0: [1, 2], 1: [0], 2: [0]}
+    assert waits_for({0: [launched(1, True)], 1: []}) == {}  # of rank 2 nothing is known
+
+
+def test_a_lane_goes_on_in_the_order_of_a_rank_that_waits():
+    error = RankError("hangs", [Failure(0, "waiting", "")], launches={0: [launched(1, False)], 1: []})
+    first, second = lanes(error, {0: ["dp", "tp"], 1: ["dp"]}).text.splitlines()[1:]
+    assert first == "rank 0: waits in all_reduce; later all_reduce over tp; waits for rank 1"
+    assert second == "rank 1: returned"
