@@ -20,11 +20,6 @@ def repair() -> Callable:
     return sink
 
 
-def saved_bytes(authored) -> int:
-    """One read of each gradient is gone; the scaled gradient is still written."""
-    return sum(p.numel() * p.element_size() for p in authored.module.parameters())
-
-
 def late() -> Callable:
     """Each name stands for the input whose memory it shows."""
 
