@@ -2,18 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
-from workbench.lab.pipeline.estimate import Estimate
-from workbench.lab.pipeline.plan import Action, Plan
-from workbench.notebook.draw.colors import ORANGE, PINK, SKY
+from matplotlib.axes import Axes
+from matplotlib.patches import Patch
+
+from workbench.lab.pipeline.estimate import BARS, Estimate
+from workbench.lab.pipeline.plan import Action, Plan, Span
+from workbench.notebook.draw.colors import GREY, INK, ORANGE, PINK, SKY
 from workbench.notebook.draw.picture import Picture, Table, finish, panels, table
 from workbench.tools.compatibility import results_dir
 from workbench_lessons.course.recorded_figures import json_lines
 
 WRONG = "#f5c7a9"
-VARIANTS = {"workbench_1f1b": "1F1B, these graphs", "torch_1f1b": "1F1B, torch on plain modules"}
-"""Of benchmarks/pipeline.py, those that were timed on four ranks."""
+VARIANTS = {
+    "workbench_1f1b": "1F1B, these graphs, measured", "torch_1f1b": "1F1B, torch on plain modules, measured",
+    "workbench_zero_bubble": "zero bubble (ZBV), these graphs", "torch_zero_bubble": "zero bubble (ZBV), torch",
+}
+"""Of benchmarks/pipeline.py, those of four ranks."""
+
+
+def lanes(axes: Axes, spans: Iterable[Span], ranks: int, total: float) -> list[Patch]:
+    """A lane for each rank up to `total`, grey where it waits, and a bar for each computation; the legend's entries."""
+    axes.barh(range(ranks), total, color=GREY, alpha=0.25)
+    kinds = set()
+    for rank, action, begin, end in spans:
+        kinds.add(action.kind)
+        axes.barh(rank, end - begin, left=begin, color=BARS[action.kind][1], edgecolor=GREY, linewidth=0.5)
+        if end > begin:
+            axes.text((begin + end) / 2, rank, f"{action.kind}{action.microbatch}", ha="center", va="center",
+                      fontsize=7, color="white" if action.kind in "FB" else INK)
+    axes.set_yticks(range(ranks), [f"rank {rank}" for rank in range(ranks)])
+    axes.set_ylim(ranks - 0.45, -0.55)
+    bars = [Patch(color=color, label=label) for kind, (label, color) in BARS.items() if kind in kinds]
+    return [*bars, Patch(color=GREY, alpha=0.25, label="bubble")]
+
+
+def over_time(steps: Mapping[str, Estimate]) -> Picture:
+    """A panel for each step, on one axis of time. Below the first one, a dashed line stands where it ends."""
+    (first, longest), *_ = steps.items()
+    count, until = len(longest.plan.ranks), max(step.total_ms for step in steps.values())
+    figure, panes = panels(9.6, 0.9 + (0.4 + 0.4 * count) * len(steps), rows=len(steps), sharex=True)
+    entries = dict[str, Patch]()
+    for axes, (name, step) in zip(panes, steps.items(), strict=True):
+        entries |= {str(patch.get_label()): patch for patch in lanes(axes, step.spans, count, step.total_ms)}
+        axes.set_title(f"{name}: {step.total_ms:.1f} ms, bubble {100 * step.bubble:.1f} %", loc="left", fontsize=10)
+        if step is not longest:
+            axes.axvline(longest.total_ms, color=INK, linestyle="--", linewidth=1)
+            axes.annotate(f"{first} ends", (longest.total_ms, 0), (-5, 0), textcoords="offset points", ha="right",
+                          va="center", fontsize=9)
+    panes[-1].set(xlim=(0, 1.002 * until), xlabel=f"ms, {longest.source}")
+    grey = entries.pop("bubble")
+    figure.legend(handles=[*entries.values(), grey], loc="outside upper right", ncols=5, frameon=False)
+    text = "\n".join(f"{name}: bubble {100 * step.bubble:.1f} %" for name, step in steps.items())
+    return finish(figure, "A lane of computations for each rank. " + text.replace("\n", "; ") + ".", text, colors=48)
 
 
 def held(step: Estimate) -> list[int]:
@@ -45,13 +87,20 @@ def memory(steps: Mapping[str, Estimate]) -> Picture:
     return finish(figure, "Bars of the bytes that each rank holds. " + text.replace("\n", "; ") + ".", text, colors=48)
 
 
-def halves(step: Estimate, stage: int, evidence: Mapping[str, int | float]) -> Table:
-    """A stage's backward, and its half that `split_backward` moved behind the rest. evidence: of that pass."""
-    whole = next(end - begin for _, action, begin, end in step.spans if action[:2] == ("B", stage))
-    rows = [("whole backward", evidence["first"] + evidence["second"], f"{whole:.2f}"),
-            ("W: what can wait", evidence["second"], f"{evidence['moved_ms']:.2f}")]
-    return table(f"a backward of stage {stage}", ("", "operators", "ms"), rows,
-                 f"W's inputs are {evidence['held_bytes'] / 2**20:.0f} MiB, kept until it has run")
+def length(step: Estimate, kind: str, stage: int) -> float:
+    """Milliseconds of a stage's computation of this kind; each microbatch takes as long."""
+    return next(end - begin for _, action, begin, end in step.spans if action[:2] == (kind, stage))
+
+
+def halves(whole: Estimate, split: Estimate, stage: int, evidence: Mapping[str, int | float]) -> Table:
+    """A stage's backward, whole and in its two halves. evidence: of `split_backward`."""
+    first, second = evidence["first"], evidence["second"]
+    ms = [length(whole, "B", stage), length(split, "I", stage), length(split, "W", stage)]
+    rows = zip(("whole", "I: the rank before waits for it", "W: nobody waits for it"), (first + second, first, second),
+               [f"{each:.2f}" for each in ms], strict=True)
+    return table(f"a backward of stage {stage}, estimated", ("", "operators", "ms"), list(rows),
+                 f"I and W together take {100 * (ms[1] + ms[2]) / ms[0] - 100:.0f} % longer than the whole",
+                 f"W reads {evidence['held_bytes'] / 2**20:.0f} MiB, which stay until it has run")
 
 
 def transfers(plan: Plan, one: int, other: int) -> Table:
@@ -76,16 +125,18 @@ def _said(action: Action) -> str:
 def measured() -> Table:
     """Steps of a small llama3 on the CPU ranks of one machine, as benchmarks/pipeline.py recorded them."""
     rows = json_lines(results_dir() / "pipeline_16_cores.jsonl")
-    cells = []
+    first = rows[0]
+    cells = [("1F1B, by the formula", f"{100 * first['ideal_1f1b']:.1f} %", ""),
+             ("1F1B, these graphs, estimated for a CPU", f"{100 * first['estimated_bubble']:.1f} %", "")]
     for variant, name in VARIANTS.items():
         mine = [row for row in rows if row["variant"] == variant]
-        cells.append((name, ", ".join(f"{row['step_ms']:.0f}" for row in mine),
-                      ", ".join(f"{100 * row['bubble']:.1f} %" for row in mine)))
-    first = rows[0]
-    title = "a small llama3 of 8 layers on 4 CPU ranks, 8 microbatches"
+        failed = dict.fromkeys(row["error"] for row in mine if "error" in row)
+        bubbles = [f"{100 * row['bubble']:.1f} %" for row in mine if "bubble" in row]
+        steps = [f"{row['step_ms']:.0f}" for row in mine if "step_ms" in row]
+        cells.append((name, ", ".join([*bubbles, *failed]), ", ".join(steps) or "none"))
     machine = f"{first['machine']['cores']} cores, {first['threads']} threads a rank"
     versions = f"torch {first['versions']['torch'].partition('+')[0]}"
-    return table(title, ("", "a step in each round, ms", "bubble"), cells,
-                 f"Ideal 1F1B: {100 * first['ideal_1f1b']:.1f} %. These graphs, estimated for a CPU: "
-                 f"{100 * first['estimated_bubble']:.1f} %. Bubble: the share of a step in which no stage runs on a "
-                 f"rank, the mean of all ranks. {machine}, {versions}")
+    return table(
+        "a small llama3 of 8 layers on 4 CPU ranks, 8 microbatches", ("", "bubble", "ms a step, in each round"), cells,
+        "Bubble: the share of a step in which no stage runs on a rank, the mean of all ranks. "
+        f"{machine}, {versions}")

@@ -8,15 +8,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import traitlets
-from matplotlib.patches import Patch
 
 from workbench.lab.pipeline.cut import PipelineCut
 from workbench.lab.pipeline.estimate import BARS, estimate
 from workbench.lab.pipeline.plan import Action, Plan, plan
-from workbench.notebook.draw.colors import GREY, INK
+from workbench.notebook.draw.colors import INK
 from workbench.notebook.draw.picture import Picture, finish, panels
 from workbench_lessons.course.grading import Graded, targets
 from workbench_lessons.course.moment import Moment
+from workbench_lessons.l18_fill_the_bubble.pictures import lanes
 
 KINDS = {kind: (*BARS[kind], units) for kind, units in {"F": 1, "B": 2, "I": 1, "W": 1}.items()}
 """What the letters of an order mean, their colours, and their time units."""
@@ -166,21 +166,11 @@ class ScheduleBoard(Moment):
         spans, _ = self.plan.spans(lambda action: KINDS[action.kind][2])
         total, rival = max(end for *_, end in spans), self.measure(self.whole)["units"]
         figure, (axes,) = panels(9.6, 0.9 + 0.45 * self.ranks)
-        for rank in range(self.ranks):
-            axes.broken_barh([(0, total)], (rank - 0.4, 0.8), facecolor=GREY, alpha=0.25)
-        for rank, action, begin, end in spans:
-            box = (begin, end - begin), (rank - 0.4, 0.8)
-            axes.broken_barh([box[0]], box[1], facecolor=KINDS[action.kind][1], edgecolor=GREY, linewidth=0.5)
-            axes.text((begin + end) / 2, rank, f"{action.kind}{action.microbatch}", ha="center", va="center",
-                      fontsize=7, color="white" if action.kind in "FB" else INK)
-        axes.set_yticks(range(self.ranks), [f"rank {rank}" for rank in range(self.ranks)])
+        bars = lanes(axes, spans, self.ranks, total)
         axes.set_xticks(range(0, int(max(total, rival)) + 1, 2))
-        axes.set(ylim=(self.ranks - 0.45, -0.55), xlim=(0, max(total, rival + 0.1)), xlabel="units of time")
+        axes.set(xlim=(0, max(total, rival + 0.1)), xlabel="units of time")
         line = axes.axvline(rival, color=INK, linestyle="--", linewidth=1, label="1F1B, whole backwards")
-        shown = [KINDS[kind] for kind in KINDS if any(action.kind == kind for _, action, *_ in spans)]
-        figure.legend(handles=[*(Patch(color=color, label=label) for label, color, _ in shown),
-                               Patch(color=GREY, alpha=0.25, label="bubble"), line],
-                      loc="outside upper right", ncols=6, frameon=False)
+        figure.legend(handles=[*bars, line], loc="outside upper right", ncols=6, frameon=False)
         said = ", ".join(f"{name} {value:g}" for name, value in self.figures.items()) or self.message
         return finish(figure, f"A lane of computations for each rank. {said}.", f"{self.title}: {said}", colors=48)
 

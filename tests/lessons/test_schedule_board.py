@@ -7,10 +7,13 @@ from page_code import answer_of
 from unpacked import unpacked
 
 from workbench import WorkbenchError, author, capture, fake_world, load_recipe
-from workbench.lab.pipeline.cut import cut_into_stages
+from workbench.lab.pipeline.cut import PipelineCut, cut_into_stages
+from workbench.lab.pipeline.estimate import estimate
 from workbench.lab.pipeline.plan import plan
+from workbench.tools.compatibility import results_dir
 from workbench_lessons.course.grading import grade
-from workbench_lessons.l18_fill_the_bubble import solution
+from workbench_lessons.course.recorded_figures import json_lines
+from workbench_lessons.l18_fill_the_bubble import pictures, solution
 from workbench_lessons.l18_fill_the_bubble.schedule_board import (
     ScheduleBoard,
     enough,
@@ -123,10 +126,37 @@ def test_whole_backwards_have_the_bubble_of_the_formula():
     assert enough(4, 3 / 7) == 4 and enough(4, 0.42) == 5
 
 
-def test_a_rule_that_is_right_on_one_size_is_told_another():
+@pytest.fixture(scope="module")
+def cut() -> PipelineCut:
     with fake_world(1) as world:
         sizes = {"model.n_layers": 4, "mesh.dp_shard": 1, "mesh.tp": 1, "joint_passes": []}
-        cut = cut_into_stages(capture(author(load_recipe("llama3").override(sizes), world)), 4)
+        return cut_into_stages(capture(author(load_recipe("llama3").override(sizes), world)), 4)
+
+
+def test_steps_beside_each_other_share_one_axis_of_time(cut, monkeypatch):
+    monkeypatch.setattr(pictures, "finish", lambda figure, *_, **__: figure)
+    steps = {name: estimate(cut, plan(name, 4, 4, 8)) for name in ("1F1B", "InterleavedZeroBubble")}
+    upper, lower = pictures.over_time(steps).axes
+    assert upper.get_xlim() == lower.get_xlim() and lower.get_xlim()[1] > steps["1F1B"].total_ms
+    assert [line.get_xdata()[0] for line in lower.lines] == [steps["1F1B"].total_ms] and not upper.lines
+    alone, = pictures.over_time({"1F1B": steps["1F1B"]}).axes
+    assert alone.get_xlim() == upper.get_xlim()
+    table = pictures.halves(*steps.values(), 2, {"first": 3, "second": 2, "held_bytes": 2**20})
+    assert [row[1] for row in table.rows] == [5, 3, 2]
+
+
+def test_what_the_lesson_says_of_recorded_bubbles_holds():
+    rows = json_lines(results_dir() / "pipeline_16_cores.jsonl")
+    first, measured = rows[0], [row["bubble"] for row in rows if "bubble" in row]
+    assert len(measured) == 4
+    for bubble in measured:
+        assert abs(bubble - first["estimated_bubble"]) < bubble - first["ideal_1f1b"]
+    told = {name: cells for name, *cells in pictures.measured().rows}
+    for who in ("these graphs", "torch"):
+        assert told[f"zero bubble (ZBV), {who}"] == ["a rank ended: Connection closed by peer", "none"]
+
+
+def test_a_rule_that_is_right_on_one_size_is_told_another(cut):
     right = solution.rule()
 
     def four_alone(rank, ranks, microbatches):
