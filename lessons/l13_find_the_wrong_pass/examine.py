@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from torch.fx import GraphModule, Node
 
@@ -11,7 +11,6 @@ from workbench.checks.record import PassRecord
 from workbench.graph.capture import capture
 from workbench.graph.partition import ForwardBackward, partition
 from workbench.graph.patterns import find_nodes
-from workbench.graph.read.memory import gathered_parameters_kept
 from workbench.graph.read.nodes import provenance
 from workbench.notebook.draw.picture import Table
 from workbench.pipeline.run_passes import run_joint, run_partitioned
@@ -43,19 +42,6 @@ def gathers(graph: GraphModule) -> list[Node]:
     return find_nodes(graph, op="all_gather_into_tensor*")
 
 
-def verdicts_of(cases: Mapping[str, Case], complaints: Mapping[str, str]) -> Table:
-    """How many verdicts of each pipeline are PASS; its forward's gathers, and the bytes of them that it keeps."""
-    rows = []
-    for name, (records, pair) in cases.items():
-        outcomes = [str(verdict.outcome) for record in records for verdict in record.verdicts]
-        passes = ", ".join(record.name for record in records)
-        kept = sum(row.bytes for row in gathered_parameters_kept(pair.forward, pair.backward))
-        rows.append((name, passes, f"{outcomes.count('PASS')} of {len(outcomes)}", len(gathers(pair.forward)), kept,
-                     complaints.get(name, "none")))
-    columns = "pipeline", "its passes", "verdicts PASS", "all-gathers", "gathered bytes saved for backward", "complaint"
-    return Table("four pipelines: verdicts and forward", columns, tuple(rows))
-
-
 def said(records: Sequence[PassRecord]) -> Table:
     """Each pass with its options, the all-gathers before and after it, and its effect."""
     rows = []
@@ -72,7 +58,6 @@ def blame(trees: Sequence[PassRecord]) -> tuple[str, ...]:
     (had, _), (lost, many) = _without_line(wrong.before[0]), _without_line(wrong.after[0])
     return (wrong.name,
             f"{wrong.name} copies only shape and dtype of each collective: new.meta['val'] = old.meta['val']",
-            "yew finds the gathers of a layer by their module, which is lost: so the fault shows in yew",
             f"operators without a source line: {had} before, {lost} of {many} after it ({lost / many:.0%})")
 
 
