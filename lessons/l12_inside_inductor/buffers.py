@@ -153,6 +153,14 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
             yield line
 
 
+def call_statements(code: str) -> Iterator[ast.stmt]:
+    """The statements of the function `call` of Inductor's Python code. Raises WorkbenchError for code without it."""
+    calls = [n for n in ast.walk(ast.parse(code)) if isinstance(n, ast.FunctionDef) and n.name == "call"]
+    if not calls:
+        raise WorkbenchError("this code is not from Inductor: it has no function `call`")
+    return _statements(calls[-1].body)
+
+
 def buffers_of(inside: Inside) -> Buffers:
     """The memory that the code of `look_inside` allocates."""
     return read_buffers(inside.code, inside.sizes)
@@ -163,11 +171,8 @@ def read_buffers(code: str, sizes: Mapping[str, int | None]) -> Buffers:
 
     Raises WorkbenchError for code without that function.
     """
-    calls = [n for n in ast.walk(ast.parse(code)) if isinstance(n, ast.FunctionDef) and n.name == "call"]
-    if not calls:
-        raise WorkbenchError("this code is not from Inductor: it has no function `call`")
     walk = _Walk(sizes)
-    for line in _statements(calls[-1].body):
+    for line in call_statements(code):
         if isinstance(line, ast.Assign) and isinstance(line.targets[0], ast.Name):
             walk.assign(line.targets[0].id, line.value)
         elif isinstance(line, ast.Delete):

@@ -1,14 +1,18 @@
-"""The piece of memory of each buffer, from call to call."""
+"""The piece of memory of each buffer, from call to call; a generated loop; a loss in parts."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-from workbench.lab.inside_inductor.function import Inside
+import torch
+
+from workbench.lab.inside_inductor.function import Inside, look_inside
 from workbench.notebook.draw.colors import BLUE, GREEN, GREY, INK, PAPER, PINK, SKY
-from workbench.notebook.draw.picture import Picture, finish, panels, shortened
+from workbench.notebook.draw.picture import Picture, Table, finish, panels, shortened, table
 from workbench_lessons.l12_inside_inductor.buffers import buffers_of
+from workbench_lessons.l12_inside_inductor.traffic import bytes_moved, loop_body
 
 COLORS = {"allocated": BLUE, "reuses": SKY, "from a pool": GREEN, "by eager": PINK}
 
@@ -57,6 +61,51 @@ def buffers(inside: Inside, title: str = "buffers", *, most: int = 0, calls: Seq
         held = [f"{b.name} {b.how}, calls {b.first} to {b.last}" for b in found.buffers if b.memory == i]
         lines.append(f"  {_bytes(size)}: {'; '.join(held) or 'a pool'}")
     return finish(figure, "Buffers by the memory that they lie in, from call to call. " + lines[0] + ".",
+                  "\n".join(lines), colors=64)
+
+
+def loop(inside: Inside, title: str) -> Table:
+    """The lines of the first generated loop, with those that load or store memory marked."""
+    return replace(table(title, ("for each element", "memory"), loop_body(inside), code=("for each element",)),
+                   fills={(row, 1): SKY for row, (_, access) in enumerate(loop_body(inside)) if access})
+
+
+def in_parts(loss: Callable[..., torch.Tensor], count: int) -> Callable[..., torch.Tensor]:
+    """The loss of the rows in so many parts, one after another."""
+
+    def parted(x: torch.Tensor, weight: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        parts = zip(x.chunk(count), target.chunk(count), strict=True)
+        return torch.cat([loss(rows, weight, wanted) for rows, wanted in parts])
+
+    return parted
+
+
+def rows_in_parts(
+    loss: Callable[..., torch.Tensor], x: torch.Tensor, weight: torch.Tensor, target: torch.Tensor
+) -> Picture:
+    """The peak, and the bytes loaded and stored, of a loss whose rows are cut into 1, 2, 4 and 8 parts."""
+    counts = (1, 2, 4, 8)
+    seen = [look_inside(in_parts(loss, count), x, weight, target) for count in counts]
+    peaks, moved = [buffers_of(inside).peak for inside in seen], [bytes_moved(inside) for inside in seen]
+    weights = [count * weight.nbytes for count in counts]
+    figure, (left, right) = panels(9, 2.9, 1, 2)
+    names = [str(count) for count in counts]
+    left.bar(names, peaks, 0.7, color=INK)
+    right.bar(names, weights, 0.7, color=GREEN, label="loads of the weight")
+    rest = [size - part for size, part in zip(moved, weights, strict=True)]
+    right.bar(names, rest, 0.7, bottom=weights, color=GREY, label="all else")
+    right.legend(frameon=False, fontsize=8, loc="upper left")
+    for axes, title, sizes in ((left, "peak, bytes", peaks), (right, "loaded and stored, bytes", moved)):
+        for at, size in enumerate(sizes):
+            axes.text(at, size, f"{size:,}", ha="center", va="bottom", fontsize=8)
+        axes.set_title(title, fontsize=10)
+        axes.set_xlabel("parts that the rows are cut into", fontsize=8)
+        axes.yaxis.set_major_formatter("{x:,.0f}")
+        axes.tick_params(labelsize=8)
+        axes.set_ylim(0, 1.15 * max(sizes))
+    lines = [f"{count} parts: peak {peak:,} bytes; {size:,} loaded and stored, {part:,} of them of the weight"
+             for count, peak, size, part in zip(counts, peaks, moved, weights, strict=True)]
+    return finish(figure, "Bars: the peak and the traffic of a loss in parts. " + "; ".join(lines) + ".",
                   "\n".join(lines), colors=64)
 
 

@@ -18,6 +18,15 @@ def peak(loss):
     return in_parts
 
 
-def fallback():
-    """One node stands before tanh, and many behind it."""
-    return ["div"]
+def traffic():
+    """The loss of a quarter of the columns at a time: each part loads its own columns of the weight."""
+
+    def cap(logits):
+        return 30 * torch.tanh(logits / 30)
+
+    def by_columns(x, weight, target):
+        parts = [torch.logsumexp(cap(x @ some), 1, keepdim=True) for some in weight.chunk(4, 1)]
+        chosen = cap((x * weight.T[target[:, 0]]).sum(1, keepdim=True))
+        return torch.logsumexp(torch.cat(parts, 1), 1, keepdim=True) - chosen
+
+    return by_columns
