@@ -64,8 +64,11 @@ def dynamo_capture(
     """
     capture: Callable[..., Any] = torch._dynamo.functional_export.dynamo_graph_capture_for_export
     torch._dynamo.reset()
-    without_log = torch._dynamo.config.patch({_LOG: set(filter(callable, vars(logging.Logger).values()))})
-    with without_log, _removed_globals(contexts), _unknown_items(), warnings.catch_warnings(record=True) as log:
+    log_calls = set(filter(callable, vars(logging.Logger).values()))
+    # 2.11 would sort these functions to log them, and cannot
+    unlogged = mock.patch("torch._dynamo.utils._get_dynamo_config_for_logging", return_value=None)
+    with unlogged, torch._dynamo.config.patch(ignore_logging_functions=log_calls), \
+            _removed_globals(contexts), _unknown_items(), warnings.catch_warnings(record=True) as log:
         warnings.simplefilter("always")
         graph: Graph = capture(module)(*args)
     for name in ("_dynamo_bytecode_flatten", "_dynamo_bytecode_unflatten"):
@@ -73,11 +76,6 @@ def dynamo_capture(
             code.f_globals = vars(builtins) | code.f_globals
     graph.meta["side_effects"] = _side_effects(log)
     return graph
-
-
-_LOG = "ignore_logging_functions"
-if not hasattr(torch._dynamo.config, _LOG):  # its name before
-    _LOG = "ignore_logger_methods"
 
 
 @contextlib.contextmanager
