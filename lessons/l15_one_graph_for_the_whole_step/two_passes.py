@@ -163,7 +163,7 @@ def in_order(whole: StepGraph) -> tuple[str, ...]:
     updates = updates_of(graph)
     nodes = {node.name: node for node in graph.graph.nodes}
     written = {update: lists_of_update(update)[0] for update in updates}
-    number = {weight: parameter_of(weight).partition(".")[0] for weights in written.values() for weight in weights}
+    number = {weight: str(parameter_of(weight)).partition(".")[0] for weights in written.values() for weight in weights}
     makes = {owner[nodes[node]]: name.partition(".")[0] for name, node in whole.gradients.items()}
     found, done, forward = list[str](), set[Node](), True
     for node in graph.graph.nodes:
