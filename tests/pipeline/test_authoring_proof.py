@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from workbench import ParallelPlan, author_module, capture, current_world, partition
+from workbench import ParallelPlan, author, author_module, capture, current_world, load_recipe, partition
 from workbench.checks.authoring import check_authoring
 from workbench.graph.facts import Known
 from workbench.pipeline.proofs import authoring_proof
@@ -115,6 +115,28 @@ def test_a_buffer_that_the_forward_writes_is_unknown(pool2):
     """Each rank's buffer has seen its own batch, and the plain module's all of them: the loss was said to be wrong."""
     outcome, message = one(pool2, {"dp_shard": 2}, ParallelPlan(), normed=False, counts=True)
     assert outcome == "UNKNOWN" and "buffer mean is written" in message
+
+
+def of_experts(recipe) -> list[str]:
+    authored = author(recipe, current_world())
+    batch = authored.microbatch()
+    facts = prove_authoring(authored, batch, partition(capture(authored, batch=batch)).graphs)
+    return [str(verdict.outcome) for verdict in check_authoring(Known(authoring=facts))]
+
+
+def as_of_experts(*args: object, **options: object) -> list[tuple[str, str]]:
+    with mock.patch.object(authoring_proof, "routed_layers", lambda _: {"moe": None}):
+        return authoring(*args, **options)
+
+
+def test_experts_are_compared_and_unknown_where_they_differ(pool2):
+    """What a step counts anew in a buffer is no state: no model with experts was compared."""
+    recipe = load_recipe("deepseek_v3").override({"model.n_layers": 2, "data.seq_len": 16, "passes": [],
+                                                  "joint_passes": [], "mesh": {"dp_shard": 2, "ep": 2}})
+    assert pool2.run(of_experts, recipe) == [["PASS"]] * 2
+    wrong = pool2.run(as_of_experts, {"tp": 2}, PLAN, normed=False, mean_of_heads=True)
+    for ((outcome, message),) in wrong:
+        assert outcome == "UNKNOWN" and "drop tokens, otherwise than on one rank: the loss is " in message
 
 
 def test_an_axis_over_which_nothing_is_cut_is_told(pool2):

@@ -37,7 +37,7 @@ def accumulate(
     are reduced, and the shards added up. A buffer that counts something in one forward holds the sum afterwards.
     """
     total: Any = 0
-    counters = _counters(module)
+    counters = step_counters(module)
     counts: dict[str, Any] = dict.fromkeys(counters, 0)
     for inputs in cut(batch, count):
         loss = run(*inputs)
@@ -50,7 +50,7 @@ def accumulate(
     return total / count
 
 
-def _counters(module: nn.Module) -> dict[str, torch.Tensor]:
-    """The buffers that each module names in `summed_buffers`."""
+def step_counters(module: nn.Module) -> dict[str, torch.Tensor]:
+    """The buffers that each module names in `summed_buffers`: a step counts in them anew."""
     return {f"{path}.{name}": part.get_buffer(name) for path, part in module.named_modules()
             for name in getattr(part, "summed_buffers", ())}

@@ -14,9 +14,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
 
 from workbench.authoring.authored import Authored
+from workbench.authoring.microbatches import step_counters
 from workbench.checks.authoring import Authoring
 from workbench.graph.read.nodes import module_path
 from workbench.pipeline.expert_load import routed_layers
@@ -134,25 +135,24 @@ def prove_authoring(
 def _why_not(authored: Authored, loss: Any, graphs: Sequence[GraphModule]) -> str:
     """Why the plain module is not compared, on any rank; "" where it is."""
     reason = ""
+    nodes = (node for graph in graphs for node in calls_of(graph.graph, may_be_random))
     needed = sum(4 * p.numel() * p.element_size() for p in authored.module.parameters())
     if authored.plain is None:
         reason = "there is no plain copy of the module"
     elif not isinstance(loss, torch.Tensor) or loss.dim():
         reason = "its forward returns no scalar"
-    elif written := [name for graph in graphs for name in partitioning.written_names(graph)]:
+    elif written := [
+        name for graph in graphs for name in partitioning.written_names(graph)
+        if name not in step_counters(authored.module)
+    ]:
         reason = f"buffer {written[0]} is written, and each rank's has seen its own batch alone"
-    elif drawing := _random_node(graphs):
+    elif drawing := next(filter(is_random, nodes), None):
         path = module_path(drawing)
         where = f"module {path}" if path else "the model"
         reason = f"{where} draws random numbers"
     elif needed > (room := _free_bytes(authored)):
         reason = f"four times the model, {needed:,} bytes, is more than the {room:,} that are free"
     return next(filter(None, all_gather_object(reason)), "")
-
-
-def _random_node(graphs: Sequence[GraphModule]) -> Node | None:
-    nodes = (node for graph in graphs for node in calls_of(graph.graph, may_be_random))
-    return next(filter(is_random, nodes), None)
 
 
 def _free_bytes(authored: Authored) -> int:
