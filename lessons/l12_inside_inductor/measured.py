@@ -1,4 +1,4 @@
-"""What "Inside Inductor" measured on a GPU: the allocator's peaks, and an assert that names a kernel."""
+"""What "Inside Inductor" measured on a GPU: the allocator's peaks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from workbench.lab.inside_inductor.function import look_inside
 from workbench_lessons.course.lesson import Lesson
 from workbench_lessons.course.recorded_figures import Figures, on_gpus
 from workbench_lessons.l12_inside_inductor.buffers import buffers_of
-from workbench_lessons.l12_inside_inductor.nan_asserts import first_failed
 
 
 def memory_on_a_gpu(lesson: Lesson, options: Mapping[str, Mapping[str, Any]]) -> Figures:
@@ -35,16 +34,3 @@ def _memory(options: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
         measured = torch.cuda.max_memory_allocated() - before
         rows.append({"options": name, "read from the code": buffers_of(seen).peak, "measured": measured})
     return rows
-
-
-def hidden_nan(lesson: Lesson) -> Figures:
-    """What the asserts say of the log of a negative number that a later kernel hides."""
-    return on_gpus(lesson, "log of a negative number, hidden in the end", _hidden_nan)
-
-
-def _hidden_nan() -> list[dict[str, Any]]:
-    def hides(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return torch.nan_to_num(torch.log(x) @ weight)
-
-    inputs = torch.ones(64, 64, device="cuda").tril() - 0.5, torch.ones(64, 64, device="cuda")
-    return [{"asserts say": first_failed(hides, *inputs)}]

@@ -22,7 +22,7 @@ def buffers(inside: Inside, title: str = "buffers", *, most: int = 0, calls: Seq
 
     The peak is dark. A buffer whose size is known only in a run has a dashed frame, and does not count in the bytes.
     most: bytes at the top of the lower axis, so that two pictures have one scale; 0 leaves it to the peak.
-    calls: what each call computes, in place of the names of kernels.
+    calls: what each call computes, in place of the names of kernels, and beside the names of buffers.
     """
     found = buffers_of(inside)
     rows, columns = max(found.allocations, 1), max(len(found.calls), 1)
@@ -34,7 +34,8 @@ def buffers(inside: Inside, title: str = "buffers", *, most: int = 0, calls: Seq
         lanes.barh(each.memory, each.last + 1 - each.first, 0.72, left=each.first, color=COLORS[each.how],
                    edgecolor=PAPER if known else INK, linewidth=1 if known else 1.6,
                    linestyle="-" if known else "--", label=each.how)
-        lanes.text(each.first + 0.06, each.memory, each.name, va="center", fontsize=8,
+        label = f"{each.name}: {calls[each.first]}" if calls else each.name
+        lanes.text(each.first + 0.06, each.memory, label, va="center", fontsize=8,
                    color=PAPER if each.how == "allocated" else INK)
     lanes.set_yticks(range(found.allocations), [_bytes(size) for size in found.memory], fontsize=8)
     lanes.invert_yaxis()
