@@ -19,16 +19,18 @@ from workbench.world.diagnosis import RankError, ranks_text
 
 WIDE, HIGH = 0.94, 0.66
 LATER: dict[str, Any] = {"facecolor": PAPER, "edgecolor": GREY, "linestyle": ":"}
+NEVER: dict[str, Any] = {"facecolor": PAPER, "edgecolor": RED, "linewidth": 1.8}
 
 
 def lanes(error: RankError, order: Mapping[int, Sequence[str]] | None = None, *, last: int = 6) -> Picture:
     """The last collectives of each rank, in the order in which the rank launched them, and who waits for whom.
 
     Green: the rank has left it. Orange: the rank waits in it. An arrow leads from a rank that waits to each rank that
-    has not launched this collective, or another operator in its place. On the right: what the rank did in the end. A
-    rank that could not tell what it launched has an empty lane.
+    has not launched this collective, or another operator in its place. On the right: what the rank did in the end, in
+    red where it raised or left others waiting. A rank that could not tell what it launched has an empty lane.
 
-    order: the axes over which each rank all-reduces. The lane of a rank that waits then goes on in this order.
+    order: the axes over which each rank should all-reduce. The lane of a rank that waits then goes on in this order,
+    dotted; what a rank that has ended left out has a red frame.
     """
     ranks = sorted({*error.launches, *(failure.rank for failure in error.failures)})
     told = {rank: tuple(error.launches.get(rank, ()))[-last:] for rank in ranks}
@@ -36,24 +38,32 @@ def lanes(error: RankError, order: Mapping[int, Sequence[str]] | None = None, *,
     ends = {rank: _end(error, rank, edges.get(rank, ())) for rank in ranks}
     later = {rank: tuple(order[rank][len(error.launches.get(rank, ())):]) if order and rank in edges else ()
              for rank in ranks}
+    rows: dict[int, list[Launch | str]] = {
+        rank: [*told[rank]] if rank in edges or not order else _with_left_out(told[rank], order[rank])
+        for rank in ranks}
+    awaited = {other for others in edges.values() for other in others}
     drawn = [launch for own in told.values() for launch in own]
     several = len({launch.group for launch in drawn}) > 1
     lined = len({launch.stack[0][1] for launch in drawn if launch.stack}) > 1
-    columns = max([1, *(len(told[rank]) + len(later[rank]) for rank in ranks)])
+    columns = max([1, *(len(rows[rank]) + len(later[rank]) for rank in ranks)])
     wide = min(2.2, 7.0 / columns)  # inches; 2.9 are for the names of the ranks, the arrows and the ends
     figure, (axes,) = panels(wide * columns + 2.9, 0.75 + (0.68 if several or lined else 0.5) * len(ranks))
     lines = []
     for row, rank in enumerate(ranks):
         said: list[str] = []
-        for launch in told[rank]:
+        for launch in rows[rank]:
+            if isinstance(launch, str):
+                _box(axes, len(said), row, f"all_reduce\nover {launch}", NEVER)
+                said.append(f"never launched all_reduce over {launch}")
+                continue
             _box(axes, len(said), row, _label(launch, several, lined), {"facecolor": GREEN if launch.done else ORANGE})
             said.append(("" if launch.done else "waits in ") + _label(launch, several, lined, ", "))
         for axis in later[rank]:
             _box(axes, len(said), row, f"all_reduce\nover {axis}", LATER)
             said.append(f"later all_reduce over {axis}")
-        stopped = rank not in edges
+        blamed = rank not in edges and (rank in awaited or ends[rank] != "returned")
         axes.text(columns + 0.95 / wide, row + HIGH / 2, ends[rank], va="center", fontsize=11,
-                  color=RED if stopped else INK, weight="bold" if stopped else "normal")
+                  color=RED if blamed else INK, weight="bold" if blamed else "normal")
         lines.append(f"rank {rank}: {'; '.join([*said, ends[rank]])}")
     _arrows(axes, edges, ranks, columns + 0.45 / wide)
     axes.set(xlim=(0, columns + 2.1 / wide), ylim=(len(ranks) - 0.2, -0.15), xticks=[])
@@ -62,10 +72,12 @@ def lanes(error: RankError, order: Mapping[int, Sequence[str]] | None = None, *,
     axes.spines[:].set_visible(False)
     kinds = [(any(launch.done for launch in drawn), Patch(facecolor=GREEN, label="has left it")),
              (bool(edges), Patch(facecolor=ORANGE, label="waits in it")),
-             (any(later.values()), Patch(**LATER, label="not launched yet")),
-             (bool(edges), Line2D([], [], color=RED, marker=">", label="waits for that rank"))]
-    axes.legend(handles=[patch for here, patch in kinds if here], frameon=False, fontsize=10.5, ncols=4,
-                loc="lower left", bbox_to_anchor=(-0.01, 1))
+             (any(later.values()), Patch(**LATER, label="not reached")),
+             (any(isinstance(launch, str) for own in rows.values() for launch in own),
+              Patch(**NEVER, label="never launched")),
+             (bool(edges), Line2D([], [], color=RED, marker=">", label="waits for"))]
+    axes.legend(handles=[patch for here, patch in kinds if here], frameon=False, fontsize=10.5, ncols=5,
+                handlelength=1.3, columnspacing=1.1, loc="lower left", bbox_to_anchor=(-0.01, 1))
     return finish(figure, "A lane for each rank: what it launched, in order. " + "; ".join(lines) + ".",
                   "\n".join(["where each rank stands", *lines]), colors=256)
 
@@ -87,6 +99,14 @@ def waits_for(launches: Mapping[int, Sequence[Launch]]) -> dict[int, list[int]]:
     return {rank: [member for member in launch.ranks
                    if member in ops and ops[member].get((launch.group, launch.number)) != launch.op]
             for rank, launch in sorted(last.items())}
+
+
+def _with_left_out(launches: Sequence[Launch], axes: Sequence[str]) -> list[Launch | str]:
+    """The launches of a rank that has ended, and in their places the axes over which it should have all-reduced."""
+    rest, whole = list(launches), list[Launch | str]()
+    for axis in axes:
+        whole.append(rest.pop(0) if rest and rest[0].axis == axis else axis)
+    return whole + rest
 
 
 def _label(launch: Launch, several: bool, lined: bool, between: str = "\n") -> str:

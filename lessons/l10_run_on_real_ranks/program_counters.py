@@ -117,7 +117,7 @@ class ProgramCounters(Moment):
     def picture(self) -> Picture | Table:
         """What a reader sees where no script runs: the deadlock after these clicks, else who shares each all-reduce."""
         if self.error:
-            return lanes(self.error)
+            return lanes(self.error, self._order(self.rules.after(self.launched)))
         heads = ("rank", *(f"all_reduce over {axis}" for axis in self.axes))
         return Table("the ranks of each all-reduce", heads, tuple(
             (f"rank {rank}", *("ranks " + " and ".join(map(str, self.rules.group(rank, axis))) for axis in self.axes))
@@ -137,8 +137,12 @@ class ProgramCounters(Moment):
                                            for rank, own in enumerate(state)),
                 "deadlock": int(state in self.reports)}
 
+    def _order(self, state: State) -> dict[int, list[str]]:
+        """The axes of each rank: those over which it has launched its all-reduce, then the others."""
+        return {rank: [*own, *(axis for axis in self.axes if axis not in own)] for rank, own in enumerate(state)}
+
     def _recorded(self, state: State, record: Callable[[dict[int, list[str]]], RankError | None]) -> RankError:
-        order = {rank: [*own, *(axis for axis in self.axes if axis not in own)] for rank, own in enumerate(state)}
+        order = self._order(state)
         error = record(order)
         waits = {rank: launches[-1].axis for rank, launches in (error.launches if error else {}).items()
                  if launches and not launches[-1].done}

@@ -103,6 +103,15 @@ def test_a_rank_that_is_elsewhere_at_that_position_is_waited_for():
 
 def test_a_lane_goes_on_in_the_order_of_a_rank_that_waits():
     error = RankError("hangs", [Failure(0, "waiting", "")], launches={0: [launched(1, False)], 1: []})
-    first, second = lanes(error, {0: ["dp", "tp"], 1: ["dp"]}).text.splitlines()[1:]
+    first, second = lanes(error, {0: ["dp", "tp"], 1: []}).text.splitlines()[1:]
     assert first == "rank 0: waits in all_reduce; later all_reduce over tp; waits for rank 1"
     assert second == "rank 1: returned"
+
+
+def test_what_a_rank_left_out_stands_in_its_place():
+    tp, dp = (Launch(axis, axis, (0, 1), 1, "all_reduce", ((4,),), ("float32",), axis == "dp", ())
+              for axis in ("tp", "dp"))
+    error = RankError("hangs", [Failure(0, "waiting", "")], launches={0: [tp], 1: [dp]})
+    first, second = lanes(error, {0: ["tp", "dp"], 1: ["tp", "dp"]}).text.splitlines()[1:]
+    assert first == "rank 0: waits in all_reduce over tp {0, 1}; later all_reduce over dp; waits for rank 1"
+    assert second == "rank 1: never launched all_reduce over tp; all_reduce over dp {0, 1}; returned"
