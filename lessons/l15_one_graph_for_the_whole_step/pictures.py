@@ -35,14 +35,16 @@ class Memory:
 KINDS = {"R": (LILAC, "R1: a matmul reads weight 1"), "G": (YELLOW, "G1: its gradient"), "U": (GREEN, "U1: its update")}
 
 
-def operators_in_order(rows: Mapping[str, Sequence[str]]) -> Picture:
+def operators_in_order(rows: Mapping[str, Sequence[str]], *, frames: bool = True) -> Picture:
     """A row for each graph, a box for each of its matmuls and updates, as `in_order` names them.
 
-    A dashed line stands before the backward, and a red frame around a read that comes too late. Text: the names, one
-    row below the other. Raises WorkbenchError without any row, or for a name of another kind.
+    A dashed line stands before the backward, and with `frames` a red one around a read that comes too late. Text: the
+    names, one row below the other. Raises WorkbenchError without any row, or for a name of another kind.
     """
     if not rows or {name[0] for names in rows.values() for name in names} - {*KINDS, "|"}:
         raise WorkbenchError("operators_in_order: give one row or more, by title, of names with R, G, U or |")
+    if not frames:
+        rows = {title: [name.rstrip("!") for name in names] for title, names in rows.items()}
     figure, (axes,) = panels(9.6, 0.5 + 0.5 * len(rows))
     dashed: dict[str, Any] = {"color": INK, "linestyle": "--", "linewidth": 1.3}
     frame: dict[str, Any] = {"edgecolor": RED, "linewidth": 2.6}
@@ -74,25 +76,32 @@ def operators_in_order(rows: Mapping[str, Sequence[str]]) -> Picture:
     return finish(figure, alt, "\n".join(aligned(said)), colors=64)
 
 
-def memory_of_steps(steps: Mapping[str, Mapping[str, Memory]]) -> Picture:
-    """A panel for each batch, a curve for each of its steps, three at most: bytes beside parameters and states.
+def memory_of_steps(steps: Mapping[int, Mapping[str, Memory]]) -> Picture:
+    """A panel for each number of tokens, a curve for each of its steps, three at most: all bytes that are alive.
 
-    The dots are the peaks. Text: these, in GiB.
+    The axis starts where only parameters and states are. The dots are the peaks, with their GiB. Text: the peaks.
     """
     figure, shown = panels(9.6, 3.0, columns=len(steps), sharey=True)
     styles = [(GREY, "-", 4.5), (BLUE, "-", 1.8), (INK, ":", 1.8)]
     lines = [("", *next(iter(steps.values())))]
-    for axes, (title, curves) in zip(shown, steps.items(), strict=True):
+    for axes, (tokens, curves) in zip(shown, steps.items(), strict=True):
+        title = f"{tokens:,} tokens"
+        labels = dict[tuple[float, float], str]()
         for (said, found), (color, style, width) in zip(curves.items(), styles, strict=False):
-            alive, share = [(size - found.inputs) / 2**30 for size in found.curve], [100 * x for x in found.places]
+            alive, share = [size / 2**30 for size in found.curve], [100 * x for x in found.places]
             axes.plot(share, alive, style, color=color, linewidth=width, label=said, drawstyle="steps-post")
             at = alive.index(max(alive))
             axes.plot(share[at], alive[at], "o", color=color, markersize=4 + width)
+            labels[share[at], alive[at]] = f"{alive[at]:.2f}"  # one for equal peaks
+        for place, label in labels.items():
+            axes.annotate(label, place, (-8, 0), textcoords="offset points", ha="right", va="center", fontsize=9,
+                          color=INK)
         lines.append((title, *(f"{found.peak / 2**30:.2f}" for found in curves.values())))
         axes.set_title(title, fontsize=10, loc="left", color=INK)
         axes.set(xlim=(0, 102), xlabel="% of the step's operators, forward to update")
         axes.grid(axis="y", color=FAINT)
-    shown[0].set(ylabel="GiB beside weights and states", ylim=0)
+    inputs = min(found.inputs for curves in steps.values() for found in curves.values()) / 2**30
+    shown[0].set(ylabel="GiB, with weights and states", ylim=inputs)
     figure.legend(*shown[0].get_legend_handles_labels(), loc="outside upper right", ncols=3, fontsize=9, frameon=False)
     text = "\n".join(["peak of the step, GiB, estimated", *aligned(lines)])
     return finish(figure, f"Memory along each step; {text}".replace("\n", "; "), text)

@@ -44,12 +44,16 @@ TASK: list[Row] = [("w", "input", ()), ("g", "input", ()), ("t", "view", ("w",))
                    ("up", "update", ("w", "g")), ("mm", "compute", ("t_1", "g"))]
 
 
-def lines_of(gm: GraphModule, *, after: str) -> str:
-    """The graph's program behind the node `after`."""
+def lines_of(gm: GraphModule, *, after: str, leave_out: tuple[str, str] | None = None) -> str:
+    """The graph's program behind the node `after`. leave_out: the first and last of the nodes that become dots."""
     lines = [text for text in program(gm).splitlines() if not text.startswith("#")]
     names = [text.partition(":")[0] for text in lines]
-    short = (re.sub(r": not recorded|, dtype=torch.float32, device.*pin_memory=False", "", text)
-             for text in lines[names.index(after) + 1:])
+    short = [re.sub(r": not recorded|, dtype=torch.float32, device.*pin_memory=False", "", text)
+             for text in lines[names.index(after) + 1:]]
+    if leave_out is not None:
+        first, last = map(names.index, leave_out)
+        begin = first - names.index(after) - 1
+        short[begin:begin + last - first + 1] = [f"... ({last - first + 1} lines)"]
     return "\n".join(textwrap.fill(text, 100, subsequent_indent=" " * 8) for text in short)
 
 
@@ -117,9 +121,10 @@ def _places(nodes: Sequence[str], known: Mapping[str, float]) -> list[float]:
     return found + [found[-1] + (1 - found[-1]) * i / rest for i in range(1, rest + 1)]
 
 
-def lowered_peaks(steps: Mapping[str, Mapping[str, Memory]]) -> int:
-    """At how many batches early updates lower the peak of `memory_of_1b`."""
-    return sum(found["early_updates"].peak < found["one AdamW"].peak for found in steps.values())
+def lowered_peak(steps: Mapping[int, Mapping[str, Memory]]) -> int | str:
+    """The one of two lengths at which early updates lower the peak of `memory_of_1b`; "both", or "neither"."""
+    lower = [tokens for tokens, found in steps.items() if found["early_updates"].peak < found["one AdamW"].peak]
+    return lower[0] if len(lower) == 1 else "both" if lower else "neither"
 
 
 def steps_on_gpus() -> tuple[float, Table]:
@@ -133,13 +138,11 @@ def steps_on_gpus() -> tuple[float, Table]:
             if variant in runs:
                 first, *_ = of_variant = runs[variant]
                 steps = ", ".join(f"{run['step_ms']:.1f}" for run in of_variant)
-                peak = max(run.get("first_peak_gib", run["peak_gib"]) for run in of_variant)
                 reserved = max(run["reserved_gib"] for run in of_variant)
                 mean = sum(run["step_ms"] for run in of_variant) / len(of_variant)  # of the last row, in the end
-                rows.append((flavor, title, steps, f"{first['launches']:,}", f"{peak:.1f}", f"{reserved:.1f}"))
+                rows.append((flavor, title, steps, f"{mean:.1f}", f"{first['launches']:,}", f"{reserved:.1f}"))
     return round(mean, 1), table("steps of llama3 on two H200, two runs each", (
-        "model", "clipping and AdamW", "step, ms", "launches", "peak, GiB", "reserved, GiB"), rows,
-        "peak: of the first steps, while a graph is recorded; FSDP2's of the timed steps after them")
+        "model", "clipping and AdamW", "step, ms", "mean", "launches", "reserved, GiB"), rows)
 
 
 def _first_of_tail(step: TracedStep) -> int:

@@ -11,7 +11,7 @@ from workbench_lessons.l15_one_graph_for_the_whole_step import solution as solve
 from workbench_lessons.l15_one_graph_for_the_whole_step.pictures import Memory
 from workbench_lessons.l15_one_graph_for_the_whole_step.whole_steps import (
     finds,
-    lowered_peaks,
+    lowered_peak,
     traffic,
 )
 
@@ -113,7 +113,8 @@ def test_the_solutions_are_right_and_a_wrong_answer_is_told_how():
     assert finds({}) == (0.0, "give a function of a list of rows")
 
 
-def test_a_lower_peak_is_counted():
+def test_the_lower_peak_is_named():
     flat, low = Memory(0, [3, 5], [0.0, 1.0]), Memory(0, [3, 4], [0.0, 1.0])
-    steps = {"a": {"one AdamW": flat, "early_updates": low}, "b": {"one AdamW": flat, "early_updates": flat}}
-    assert lowered_peaks(steps) == 1
+    lower, same = {"one AdamW": flat, "early_updates": low}, {"one AdamW": flat, "early_updates": flat}
+    assert lowered_peak({128: lower, 2048: same}) == 128
+    assert lowered_peak({128: lower, 2048: lower}) == "both" and lowered_peak({128: same}) == "neither"
