@@ -15,6 +15,8 @@ from workbench.authoring.plans import AuthoringError
 from workbench.graph.read.collectives import list_collectives
 from workbench.lab.fsdp2_methods import accumulation
 
+pytestmark = pytest.mark.compat
+
 
 def locally(case: Case, fault: bool = False) -> list[str]:
     """What differs of five steps whose microbatches but the last are not synchronised."""
@@ -69,8 +71,7 @@ def test_every_method_of_fsdp2_is_there(model):
 
 def test_hints_do_nothing_and_a_parameter_is_whole_wherever_it_is_read(model):
     assert isinstance(model.unshard(async_op=True), UnshardHandle) and model.unshard() is None
-    for call in (model.reshard, model.reset_iter_state):
-        call()
+    model.reshard()
     model.set_reshard_after_backward(False)
     model.set_modules_to_forward_prefetch([model.layers[0]])
     assert model.layers[0].attention.q.weight.shape == (24, 24)
