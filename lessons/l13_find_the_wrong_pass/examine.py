@@ -43,13 +43,14 @@ def gathers(graph: GraphModule) -> list[Node]:
 
 
 def said(records: Sequence[PassRecord]) -> Table:
-    """Each pass with its options, the all-gathers before and after it, and its effect."""
+    """Each pass: joint or split, its options, the all-gathers before and after it, and its effect."""
     rows = []
     for record in records:
         counts = f"{len(gathers(record.before[0]))} to {len(gathers(record.after[0]))}"
         effect = str(record.verdict("effect")).removeprefix("effect: ")
-        rows.append((record.name, record.options, counts, effect))
-    return Table("what each pass did and said", ("pass", "options", "gathers", "effect"), tuple(rows))
+        stage = "joint" if len(record.before) == 1 else "split"
+        rows.append((record.name, stage, record.options, counts, effect))
+    return Table("what each pass did and said", ("pass", "stage", "options", "gathers", "effect"), tuple(rows))
 
 
 def blame(trees: Sequence[PassRecord]) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""The pipelines of "Find the wrong pass": a healthy one, and five with a planted fault each. It spoils the lesson."""
+"""The pipelines of "Find the wrong pass": a healthy one, and four with a planted fault each. It spoils the lesson."""
 
 from __future__ import annotations
 

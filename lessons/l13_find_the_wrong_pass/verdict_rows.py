@@ -20,7 +20,10 @@ SOFT = "#555555"
 
 
 def verdicts_of(cases: Mapping[str, Case], complaints: Mapping[str, str]) -> Picture:
-    """A row for each pipeline: green where a verdict is PASS. At its end: the forward's gathers, and what it keeps."""
+    """A row for each pipeline: green where a verdict is PASS. At its end: the forward's gathers, and the complaint.
+
+    What the forward keeps of gathered weights is told only where the complaint is about that.
+    """
     most = max(len(records) for records, _ in cases.values())
     width, height = _LABEL + _BOX * most + 2.3, _HEAD - 0.1 + _ROW * len(cases)
     figure = new_figure(width, height)
@@ -40,9 +43,11 @@ def verdicts_of(cases: Mapping[str, Case], complaints: Mapping[str, str]) -> Pic
                 _cell(axes, x, y - 0.06, wide - 0.03, verdict)
                 x += wide
         outcomes = [str(verdict.outcome) for record in records for verdict in record.verdicts]
-        kept = sum(row.bytes for row in gathered_parameters_kept(pair.forward, pair.backward))
-        facts = f"{len(gathers(pair.forward))} all-gathers, {kept:,} B kept"
         complaint = complaints.get(name, "no complaint")
+        facts = f"{len(gathers(pair.forward))} all-gathers"
+        if "keeps" in complaint:
+            kept = sum(row.bytes for row in gathered_parameters_kept(pair.forward, pair.backward))
+            facts += f", {kept:,} B kept"
         color = RED if name in complaints else SOFT
         axes.text(right, y + 0.1, complaint, va="center", fontsize=9, color=color)
         axes.text(right, y - 0.1, facts, va="center", fontsize=8.5, color=SOFT)
