@@ -16,8 +16,8 @@ from workbench_lessons.course.recorded_figures import json_lines
 
 WRONG = "#f5c7a9"
 VARIANTS = {
-    "workbench_1f1b": "1F1B, these graphs", "torch_1f1b": "1F1B, torch on plain modules",
-    "workbench_zero_bubble": "zero bubble (ZBV), these graphs",
+    "workbench_1f1b": "1F1B, ours", "torch_1f1b": "1F1B, torch on plain modules",
+    "workbench_zero_bubble": "zero bubble (ZBV), ours",
     "torch_zero_bubble": "zero bubble (ZBV), torch on plain modules",
 }
 """Of benchmarks/pipeline.py, those of four ranks."""

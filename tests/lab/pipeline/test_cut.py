@@ -154,6 +154,13 @@ def test_split_backward_moves_what_no_sent_gradient_needs_and_says_how_much(join
         assert not any(is_backward(n) and n.name in run.sent for n in second)
 
 
+def test_a_stage_holds_what_it_received_too():
+    linear = [nn.Linear(4, 4, bias=False) for _ in range(4)]
+    cut = cut_into_stages(captured(Summed(*linear), torch.randn(2, 4)), ["2"])
+    whole = estimate(cut, plan(["0F0 0B0", "1F0 1B0"], 2, 2, 1))
+    assert whole.live == [2 * 32, 2 * 32]  # float32 [2, 4] in front of each of a stage's two layers
+
+
 def test_the_weights_that_a_late_half_reads_are_held_once_and_not_for_each_microbatch():
     cut = cut_into_stages(capture(author(small(4, **{"precision.param": "bfloat16"}), ALONE)), 2)
     orders = ["0F0 0B0", "1F0 1B0"], ["0F0 0I0 0W0", "1F0 1I0 1W0"]

@@ -14,7 +14,7 @@ from workbench.lab.pipeline.transform import held_bytes, second_half
 from workbench.notebook.draw import Picture
 from workbench.notebook.draw.colors import BLUE, GREEN, GREY, INK, LILAC, YELLOW
 from workbench.notebook.draw.picture import finish, panels
-from workbench.torch_api.ops import tensor_bytes
+from workbench.torch_api.ops import own_bytes, tensor_bytes
 
 BARS = {
     "F": ("forward", BLUE), "B": ("backward, whole", GREEN), "I": ("backward: the input", YELLOW),
@@ -26,7 +26,7 @@ BARS = {
 @dataclass
 class Estimate:
     """spans: the computations of microbatches. live: the most bytes that each stage holds at once for microbatches
-    whose backward has not ended. source: of the times.
+    whose backward has not ended, with what they brought. source: of the times.
     """
 
     plan: Plan = field(repr=False)
@@ -55,8 +55,10 @@ class Estimate:
             f"{self.plan.stages} stages on {len(self.plan.ranks)} ranks, {self.plan.microbatches} "
             f"microbatches: bubble {self.bubble:.1%}, of an ideal 1F1B {self.ideal:.1%}"
         ]
-        for stage, size in enumerate(self.live):
-            lines.append(f"  stage {stage} holds at most {size:,} bytes for microbatches")
+        lines += [
+            f"  stage {stage} holds at most {size:,} bytes for microbatches"
+            for stage, size in enumerate(self.live)
+        ]
         return "\n".join(lines)
 
     def picture(self) -> Picture:
@@ -87,8 +89,9 @@ def estimate(cut: PipelineCut, plan: Plan, device: str | DeviceSpec = "h100") ->
         run, at = StageRun(stage, cut.of.authored.module, plan.split), stage.number
         graphs = [piece.graph for piece in (run.forwards, *run.backwards)]
         times = [simulate(graph.graph.nodes, costs_of(graph, spec)).end for graph in graphs]
-        rows = {row.name: row.held_bytes for row in saved_tensors(*stage.pair.graphs)}
-        saved = sum(rows.get(source, 0) for source in run.saved.values())
+        rows = [row for row in saved_tensors(*stage.pair.graphs) if row.name in run.saved.values()]
+        given = [n for n in run.given if n.name in {row.root for row in rows}]
+        saved = sum(row.held_bytes for row in rows) + sum(map(own_bytes, given))
         kept = held_bytes(second_half(stage.pair.backward), run.shared)
         ms["F", at], ms["I", at], ms["W", at] = times
         ms["B", at] = sum(times[1:])

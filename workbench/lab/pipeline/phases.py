@@ -60,7 +60,7 @@ class StageRun:
         pair.require_usable()
         inputs = pair.forward.graph.find_nodes(op="placeholder")
         self._inputs = [n for n in inputs if aot.parameter_of(n)]
-        self._given = [n for n in inputs if not aot.parameter_of(n)]
+        self.given = [n for n in inputs if not aot.parameter_of(n)]
         fixed = once(pair.forward, {n.name for n in self._inputs})
         self.gather, self.forwards = pieces(pair.forward, lambda n: int(n not in fixed), 2)
         self.results = [n.name for n in output_values(pair.forward)[: len(stage.sent) or 1]]
@@ -107,7 +107,7 @@ class StageRun:
                 self._values[node.name] = shard_of(value) if whole else value.device_mesh
             self._values |= self.gather({}, self._values)
         arrived = dict(enumerate(batch)) | dict(enumerate(received, RECEIVED))
-        values = {n.name: arrived[n.meta["desc"].idx] for n in self._given}
+        values = {n.name: arrived[n.meta["desc"].idx] for n in self.given}
         values |= self.forwards(dict(values), self._values)
         self._saved[number] = {name: values[source] for name, source in self.saved.items()}
         return [values[name] for name in self.results]

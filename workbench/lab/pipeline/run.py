@@ -85,12 +85,14 @@ def _on_rank(recipe: Recipe, post: Post) -> PipelineReport:
         joint = capture(authored, decompositions=table, batch=batch, by=recipe.capture)
         run_joint(joint, recipe.joint_passes, progress=post.stage)
         cut = cut_into_stages(joint, spec.stages)
-        group, count = whole.get_group("pp"), spec.microbatches
-        step = PipelineStep(cut, spec.schedule, count, passes=recipe.passes, group=group)
-        passes = []
-        for stage in step.stages:
-            records = stage.pair.known.records
-            passes += [f"stage {stage.number}, {r.name}: {r.outcome}" for r in records]
+        step = PipelineStep(
+            cut, spec.schedule, spec.microbatches, passes=recipe.passes, group=whole.get_group("pp")
+        )
+        passes = [
+            f"stage {stage.number}, {record.name}: {record.outcome}"
+            for stage in step.stages
+            for record in stage.pair.known.records
+        ]
         report = PipelineReport(repr(cut), estimate(cut, step.plan), passes)
         if not world.is_fake:
             post.stage("numerics")
