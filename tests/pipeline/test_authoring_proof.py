@@ -5,6 +5,8 @@ from unittest import mock
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate
 
 from workbench import ParallelPlan, author, author_module, capture, current_world, load_recipe, partition
 from workbench.checks.authoring import check_authoring
@@ -53,10 +55,25 @@ def authoring(mesh: dict[str, int], plan: ParallelPlan, **options: object) -> li
     return [(str(verdict.outcome), verdict.message) for verdict in check_authoring(known)]
 
 
+def of_unlike_replicas(part: float, device: str) -> bool:
+    """Whether replicas that differ by this part of their values are told, on ranks of this kind of device."""
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+    value = torch.full((4,), 1 + part * current_world().rank)
+    gradient = DTensor.from_local(value, mesh, [Replicate()], run_check=False)
+    with mock.patch.object(DeviceMesh, "device_type", device):
+        return authoring_proof._of_replicas(gradient, "w", "tp") != ""
+
+
 def of_little_memory_on_rank_1(*args: object) -> list[tuple[str, str]]:
     free = 0 if current_world().rank == 1 else 1 << 60
     with mock.patch.object(authoring_proof, "_free_bytes", lambda _: free):
         return authoring(*args)
+
+
+@pytest.mark.parametrize(("part", "device", "told"), [
+    (1e-6, "cpu", True), (1e-6, "cuda", False), (1e-2, "cuda", True)])
+def test_replicas_are_equal_bitwise_on_a_cpu_and_within_a_bound_on_gpus(part, device, told, pool2):
+    assert pool2.run(of_unlike_replicas, part, device) == [False, told]
 
 
 def test_where_one_rank_lacks_memory_all_skip_together(pool2):

@@ -97,7 +97,7 @@ def _of_replicas(gradient: Any, name: str, axis: str) -> str:
     first = local.clone()
     dist.broadcast(first, dist.get_process_group_ranks(group)[0], group=group)
     gap = float((local - first).double().norm() / first.double().norm().clamp_min(1e-30))
-    if gap <= (0.0 if local.device.type == "cpu" else TOLERANCE[local.dtype]):
+    if gap <= (0.0 if gradient.device_mesh.device_type == "cpu" else TOLERANCE[local.dtype]):
         return ""
     return (
         f"gradient of {name}: its replicas on axis {axis} differ: each rank computes a part of it, and nothing "
