@@ -10,7 +10,7 @@ def exchange_bytes(rank_tokens, dim) -> int:
 
 
 def balance_rate() -> float:
-    """Between 0.001, which stays behind the training, and 0.03, which swings."""
+    """Between 0.0005, which stays behind the training, and 0.03, which swings."""
     return 0.005
 
 
