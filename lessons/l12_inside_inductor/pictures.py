@@ -67,8 +67,9 @@ def buffers(inside: Inside, title: str = "buffers", *, most: int = 0, calls: Seq
 
 def loop(inside: Inside, title: str) -> Table:
     """The lines of the first generated loop, with those that load or store memory marked."""
-    return replace(table(title, ("for each element", "memory"), loop_body(inside), code=("for each element",)),
-                   fills={(row, 1): SKY for row, (_, access) in enumerate(loop_body(inside)) if access})
+    lines = loop_body(inside)
+    marks = {(row, 1): SKY for row, (_, access) in enumerate(lines) if access}
+    return replace(table(title, ("for each element", "memory"), lines, code=("for each element",)), fills=marks)
 
 
 def in_parts(loss: Callable[..., torch.Tensor], count: int) -> Callable[..., torch.Tensor]:

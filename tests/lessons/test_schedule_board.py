@@ -151,8 +151,8 @@ def test_what_the_lesson_says_of_recorded_bubbles_holds():
         for schedule in ("1f1b", "zero_bubble"):
             ours = rows[f"workbench_{schedule}", turn]
             assert abs(ours["bubble"] / ours["estimated_bubble"] - 1) < 0.1
-        for who in ("workbench", "torch"):
-            filled, usual = (rows[f"{who}_{schedule}", turn] for schedule in ("zero_bubble", "1f1b"))
+        for pipeline in ("workbench", "torch"):
+            filled, usual = (rows[f"{pipeline}_{schedule}", turn] for schedule in ("zero_bubble", "1f1b"))
             assert 0.5 < filled["bubble"] / usual["bubble"] < 0.66
             assert 0.75 < filled["step_ms"] / usual["step_ms"] < 0.98
 

@@ -147,7 +147,7 @@ def as_of_experts(*args: object, **options: object) -> list[tuple[str, str]]:
 
 
 def test_experts_are_compared_and_unknown_where_they_differ(pool2):
-    """What a step counts anew in a buffer is no state: no model with experts was compared."""
+    """Experts write their counts to a buffer, and these start again with each step: no reason not to compare."""
     recipe = load_recipe("deepseek_v3").override({"model.n_layers": 2, "data.seq_len": 16, "passes": [],
                                                   "joint_passes": [], "mesh": {"dp_shard": 2, "ep": 2}})
     assert pool2.run(of_experts, recipe) == [["PASS"]] * 2

@@ -51,6 +51,6 @@ def accumulate(
 
 
 def step_counters(module: nn.Module) -> dict[str, torch.Tensor]:
-    """The buffers that each module names in `summed_buffers`: a step counts in them anew."""
+    """The buffers that each module names in `summed_buffers`: their counts start again with each step."""
     return {f"{path}.{name}": part.get_buffer(name) for path, part in module.named_modules()
             for name in getattr(part, "summed_buffers", ())}

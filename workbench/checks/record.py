@@ -17,7 +17,7 @@ from workbench.checks import collectives, effect, lint, numerics
 from workbench.checks.authoring import check_authoring
 from workbench.checks.verdicts import Outcome, Verdict, verdict_of, worst
 from workbench.errors import UnusableGraph, no_exit, shown_file
-from workbench.graph.facts import Known, Order
+from workbench.graph.facts import Known, Order, Part
 from workbench.passes.effect import Effect
 from workbench.passes.registry import Graphs, RegisteredPass
 from workbench.recipe.contracts import PassContract, Stage
@@ -119,7 +119,7 @@ class PassRecord:
         return result
 
     @property
-    def parts(self) -> tuple[str, ...]:
+    def parts(self) -> tuple[Part, ...]:
         """The names of its graphs: ("joint",), ("forward", "backward"), or ("step",)."""
         if len(self.before) == 2:
             return ("forward", "backward")

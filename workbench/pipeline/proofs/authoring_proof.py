@@ -136,6 +136,7 @@ def _why_not(authored: Authored, loss: Any, graphs: Sequence[GraphModule]) -> st
     """Why the plain module is not compared, on any rank; "" where it is."""
     reason = ""
     nodes = (node for graph in graphs for node in calls_of(graph.graph, may_be_random))
+    counters = step_counters(authored.module)
     needed = sum(4 * p.numel() * p.element_size() for p in authored.module.parameters())
     if authored.plain is None:
         reason = "there is no plain copy of the module"
@@ -143,7 +144,7 @@ def _why_not(authored: Authored, loss: Any, graphs: Sequence[GraphModule]) -> st
         reason = "its forward returns no scalar"
     elif written := [
         name for graph in graphs for name in partitioning.written_names(graph)
-        if name not in step_counters(authored.module)
+        if name not in counters
     ]:
         reason = f"buffer {written[0]} is written, and each rank's has seen its own batch alone"
     elif drawing := next(filter(is_random, nodes), None):

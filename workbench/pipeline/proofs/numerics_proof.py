@@ -314,14 +314,14 @@ def prove_numerics(
         whole = step.inputs(*batch) if step.split.parts != PARTS else []
         with revealing([*primals, *whole], tangents) as varied:
             pair = primals, varied
-            inputs: dict[Any, Any] = {("joint",): pair, PARTS: pair, ("step",): (whole, [])}
+            inputs = {("joint",): pair, PARTS: pair, ("step",): (whole, [])}
             for record in records:
                 if not record.at_capture:
                     if record.has_graphs:
                         require_same_launches(record)
-                    primals, tangents = inputs[record.parts]
-                    mine = compare_graphs(record, primals, tangents, size)
-                    record.compared = compare_on_ranks(record, primals, tangents, size, mine)
+                    pair = inputs[record.parts]
+                    mine = compare_graphs(record, *pair, size)
+                    record.compared = compare_on_ranks(record, *pair, size, mine)
             if step.optimizer is not None:
                 known.compared = compare_steps(step, [batch], records, size)
         if step.optimizer is None:
